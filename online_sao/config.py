@@ -1,0 +1,215 @@
+"""Every setting, with its unit and default. Owns how settings are read: flags > environment (ONLINE_SAO_SERVER__PORT=…) > TOML file > default.
+
+The file is ``online-sao.toml`` in the working directory, or the one ONLINE_SAO_CONFIG names. Each nested group is a TOML table of the same name.
+Knows nothing of what the settings do; the components take the group that concerns them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ServerSettings(_Group):
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs ``api_token``."""
+    port: int = Field(8000, ge=0, le=65535)
+    """TCP port."""
+    api_token: SecretStr | None = None
+    """Bearer token that every /v1, /admin and /metrics request must carry. None: no token, loopback only."""
+    allowed_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]", "testserver")
+    """Host header values (without port) accepted when no token is set: keeps a web page from driving a local server."""
+    max_body_bytes: int = Field(4_000_000, gt=0)
+    """Largest request body in bytes; larger ones are answered 413."""
+    shutdown_grace_seconds: float = Field(5.0, gt=0)
+    """Seconds running requests are given to end at shutdown before they are abandoned."""
+
+
+class StorageSettings(_Group):
+    data_dir: Path = Path("data")
+    """Folder of everything this service writes: database, policy store, checkpoints."""
+    database_url: str | None = None
+    """SQLAlchemy async URL. None: SQLite at data_dir/online_sao.db."""
+
+
+class PolicySettings(_Group):
+    name: str = "smollm2-135m"
+    """The ``model`` name clients ask for."""
+    model: str = "bundled"
+    """``bundled`` (SmolLM2-135M-Instruct), or a local folder or hub id of a causal model with a chat template."""
+    cache_dir: Path = Path("~/.cache/online-sao")
+    """Folder where converted models are kept."""
+    lora_rank: int = Field(16, gt=0)
+    """Rank r of the policy's and the value model's LoRA adapters."""
+    lora_alpha: int = Field(32, gt=0)
+    """LoRA alpha; the adapter is scaled by alpha / rank."""
+
+
+class EngineSettings(_Group):
+    kind: Literal["transformers"] = "transformers"
+    """Which inference engine serves."""
+    threads: int = Field(0, ge=0)
+    """Torch threads of the engine. 0: all cores."""
+    max_concurrent: int = Field(16, gt=0)
+    """Completions generated together in one batch."""
+    max_queue: int = Field(64, ge=0)
+    """Completions waiting beyond ``max_concurrent`` before requests are answered 429."""
+    max_context_tokens: int = Field(2048, gt=1)
+    """Longest prompt plus completion, in tokens."""
+    default_max_tokens: int = Field(256, gt=0)
+    """Completion limit in tokens where the request names none."""
+    kv_cache_tokens: int = Field(16_384, gt=0)
+    """Size of the paged KV cache, in tokens over all running completions (46 KB a token for the bundled model in fp32)."""
+    max_batch_tokens: int = Field(256, gt=0)
+    """Tokens processed in one forward pass (prefill chunk plus decoding)."""
+    kv_policy: Literal["keep", "recompute"] = "keep"
+    """What happens to running completions' KV cache at a weight swap. ``keep``: no pause beyond the merge; ``recompute``: each is
+    prefilled again with the new weights, so that its later logprobs equal a single-version forward pass."""
+
+
+class RewardSettings(_Group):
+    score_min: float = 0.0
+    """Lowest score a client may send; mapped to reward −1."""
+    score_max: float = 1.0
+    """Highest score a client may send; mapped to reward +1."""
+    metric_weights: dict[str, float] = Field(default_factory=lambda: {"score": 1.0})
+    """Weight of each metric in the reward. Metrics not named weigh 0."""
+    score_deadline_seconds: float = Field(24 * 3600.0, gt=0)
+    """Seconds a completion waits for its score before it expires (or takes ``default_score``)."""
+    default_score: float | None = None
+    """Score given at the deadline to completions nobody scored. None: they expire untrained."""
+
+    @model_validator(mode="after")
+    def _range(self) -> RewardSettings:
+        if not self.score_min < self.score_max:
+            raise ValueError(f"reward.score_min ({self.score_min}) must be below reward.score_max ({self.score_max})")
+        return self
+
+
+class LearningSettings(_Group):
+    """None means: what the preset says (algorithm/recipes.py)."""
+
+    enabled: bool = True
+    """Start a learner process beside the server."""
+    preset: Literal["live", "paper"] = "live"
+    """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
+    threads: int = Field(0, ge=0)
+    """Torch threads of the learner. 0: all cores."""
+    niceness: int = Field(5, ge=0, le=19)
+    """Unix niceness of the learner, so that serving goes first where they share cores."""
+    batch_size: int | None = Field(None, gt=0)
+    """Trajectories in one update."""
+    max_batch_age_seconds: float = Field(120.0, gt=0)
+    """A smaller batch is taken once its oldest trajectory has waited this many seconds …"""
+    min_batch_size: int = Field(4, gt=0)
+    """… and it holds at least this many trajectories."""
+    microbatch_tokens: int = Field(1024, gt=0)
+    """Most tokens packed into one forward pass. Longer trajectories get a pass of their own."""
+    policy_learning_rate: float | None = Field(None, gt=0)
+    value_learning_rate: float | None = Field(None, gt=0)
+    value_updates: int | None = Field(None, ge=0)
+    """K: value updates before each policy update."""
+    value_warmup_updates: int | None = Field(None, ge=0)
+    """Value-only updates on the first batch, before the policy first moves."""
+    epsilon_low: float | None = Field(None, gt=0)
+    epsilon_high: float | None = Field(None, gt=0)
+    """DIS band: a token is trained where 1 − epsilon_low < ratio < 1 + epsilon_high."""
+    anchor_coefficient: float | None = Field(None, ge=0)
+    """β of the KL(current ‖ base) anchor. 0: no anchor."""
+    max_policy_lag: int | None = Field(None, ge=0)
+    """Updates between a trajectory's oldest token and its use, above which it expires."""
+    lease_seconds: float = Field(600.0, gt=0)
+    """A claimed batch returns to the queue when its learner has not renewed the claim for this long."""
+    poll_seconds: float = Field(0.5, gt=0)
+    """Seconds between two looks at the database while waiting."""
+    keep_checkpoints: int = Field(5, ge=2)
+    """Newest checkpoints kept on disk."""
+    seed: int = 0
+    """Seed of adapter initialisation and of the learner's random state."""
+
+
+class GateSettings(_Group):
+    """An update outside any of these is discarded and its trajectories are rejected."""
+
+    max_masked_fraction: float = Field(0.9, gt=0, le=1)
+    """Largest fraction of action tokens DIS may mask."""
+    max_kl_base: float = Field(1.0, gt=0)
+    """Largest mean KL(current ‖ base), in nats a token."""
+    min_entropy: float = Field(0.05, ge=0)
+    """Smallest mean entropy of the policy, in nats a token."""
+    max_grad_norm: float = Field(1000.0, gt=0)
+    """Largest policy gradient norm before clipping."""
+
+
+class ExplorationSettings(_Group):
+    """Lets clients that always send temperature 0 or top_p < 1 take part in learning, openly: the response's ``online_sao`` field and the
+    logged interaction name the parameters really used."""
+
+    neutralise_sampling: bool = False
+    """Replace top_p by 1 and temperature 0 by ``temperature``."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Temperature used in place of 0."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ONLINE_SAO_", env_nested_delimiter="__", extra="forbid", use_attribute_docstrings=True)
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    storage: StorageSettings = Field(default_factory=StorageSettings)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    learning: LearningSettings = Field(default_factory=LearningSettings)
+    gates: GateSettings = Field(default_factory=GateSettings)
+    exploration: ExplorationSettings = Field(default_factory=ExplorationSettings)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = Path(os.environ.get("ONLINE_SAO_CONFIG", "online-sao.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+    @property
+    def database_url(self) -> str:
+        return self.storage.database_url or f"sqlite+aiosqlite:///{self.storage.data_dir.absolute() / 'online_sao.db'}"
+
+    @property
+    def policy_store_dir(self) -> Path:
+        return self.storage.data_dir.absolute() / "policy_store"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.storage.data_dir.absolute() / "checkpoints"
+
+    def to_environment(self) -> dict[str, str]:
+        """These settings as environment variables, so that a child process reads exactly the same ones."""
+        environment: dict[str, str] = {}
+        for group_name in type(self).model_fields:
+            group: BaseModel = getattr(self, group_name)
+            for name in type(group).model_fields:
+                value: Any = getattr(group, name)
+                if value is None:
+                    continue
+                if isinstance(value, SecretStr):
+                    text = value.get_secret_value()
+                elif isinstance(value, (tuple, dict)):
+                    text = json.dumps(value)
+                else:
+                    text = str(value.absolute() if name == "data_dir" else value)
+                environment[f"ONLINE_SAO_{group_name}__{name}".upper()] = text
+        return environment

@@ -1,0 +1,80 @@
+"""The engine contract: what every inference engine does, in records. Owns no model, no queue, no policy; knows nothing of HTTP or storage.
+
+An engine takes token ids and gives token ids. Every token comes with the logprob it was really sampled with and the version that produced it.
+Text, stop strings and chat templates live in decoding.py and renderer.py and are the same for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One completion to sample. ``temperature`` 0 is greedy (argmax, logprob of the untempered distribution). ``eos_token_ids`` end it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one completion, in order. All tokens of one delta come from one ``policy_version``. ``finish_reason`` is set on the last
+    delta only (whose token_ids may be empty)."""
+
+    token_ids: tuple[int, ...]
+    behavior_logprobs: tuple[float, ...]
+    policy_version: int
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """One weight swap as it happened. ``pause_seconds``: how long no token was generated; ``served_digest``: fingerprint of the weights now served."""
+
+    policy_version: int
+    pause_seconds: float
+    total_seconds: float
+    requests_in_flight: int
+    recomputed_tokens: int
+    served_digest: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy the engine is now, in completions."""
+
+    running: int
+    waiting: int
+
+
+class InferenceEngine(Protocol):
+    async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
+        """Load the base model, apply the adapter of ``policy_version`` (None: base) and begin to serve."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version that samples the next token."""
+
+    def load(self) -> EngineLoad: ...
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """Sample one completion. Closing the iterator (aclose, or cancelling the task) aborts the request and frees its slot.
+
+        Raises EngineError if the engine fails the request.
+        """
+
+    async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
+        """Put the weights of a published version in place at a token boundary. Running requests go on. On failure the old weights still serve."""
+
+    def served_digest(self) -> tuple[float, ...]:
+        """Fingerprint of the weights being served, read from the weights themselves."""
+
+    async def stop(self) -> None: ...
