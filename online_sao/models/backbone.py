@@ -1,0 +1,80 @@
+"""One frozen base model under two LoRA adapters: "policy" and "value". Owns which weights may train and the packed forward pass.
+
+The base is loaded once and never changes: without an adapter it is the reference of the anchor, under "policy" the policy, under "value" the body of
+the value model. Knows nothing of losses, optimisers, trajectories or files.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+TARGETS: dict[str, tuple[str, ...]] = {"policy": ATTENTION_PROJECTIONS + MLP_PROJECTIONS, "value": MLP_PROJECTIONS}
+"""What each adapter adapts. The value model's attention is frozen (DESIGN §5, Values): it has no matrix there to train."""
+
+AdapterName = Literal["policy", "value"]
+
+
+class Backbone:
+    """A frozen causal model with its two adapters. Both start as the base itself (LoRA B is zero).
+
+    ``base`` is used in place and frozen. ``seed`` fixes the initialisation of LoRA A; the global random state is left as it was.
+    """
+
+    def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int) -> None:
+        self.lora_rank, self.lora_alpha = lora_rank, lora_alpha
+        base.eval().requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
+            self._peft.add_adapter("value", self.lora_config("value"))
+        self._causal_model = base
+        # train() would switch dropout on; the policy that learns must be the policy that sampled.
+        self._peft.eval()
+
+    def lora_config(self, adapter: AdapterName) -> LoraConfig:
+        return LoraConfig(r=self.lora_rank, lora_alpha=self.lora_alpha, lora_dropout=0.0, bias="none", target_modules=list(TARGETS[adapter]))
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self._causal_model.config.hidden_size)
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole wrapped module, for reading weights by name."""
+        return self._peft
+
+    def adapter_parameters(self, adapter: AdapterName) -> dict[str, nn.Parameter]:
+        """The LoRA parameters of one adapter by name, in a fixed order, whether it is active or not."""
+        mark = f".{adapter}."
+        return {name: parameter for name, parameter in self._peft.named_parameters() if "lora_" in name and mark in name}
+
+    def hidden(self, adapter: AdapterName | None, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Final hidden states [T, H] of one packed sequence. ``position_ids`` [T] restart at 0 where a new trajectory begins.
+
+        ``adapter`` None is the base model. The restarts alone keep the trajectories apart, and only without a cache: with one, transformers takes
+        the positions for a continuation and lets every trajectory attend to those packed before it.
+        """
+        self._activate(adapter)
+        output = self._causal_model.model(input_ids=input_ids.unsqueeze(0), position_ids=position_ids.unsqueeze(0), use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Vocabulary logits [N, V] of hidden states [N, H]. The output matrix is by far the largest: give it only the positions needed."""
+        logits: Tensor = self._causal_model.lm_head(hidden)
+        return logits
+
+    def _activate(self, adapter: AdapterName | None) -> None:
+        if adapter is None:
+            self._peft.base_model.disable_adapter_layers()
+        else:
+            self._peft.base_model.enable_adapter_layers()
+            # Also the only place where requires_grad moves: the active adapter's parameters, and no others, take part in a backward pass.
+            self._peft.set_adapter(adapter)

@@ -1,0 +1,40 @@
+"""The value model's forward pass: the expected return of an action token, read from the state that is about to produce it.
+
+Owns the scalar head and where a value is read. Knows nothing of targets, losses or optimisers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from online_sao.models.backbone import Backbone
+
+
+class ValueModel:
+    """The base model under the "value" adapter (MLP projections only) with a scalar head on the final hidden state.
+
+    The head starts at zero, so every value is 0 until the first value update: the middle of the reward range, and no noise in the first
+    advantages. The head learns first, and through it the adapter.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self.head = nn.Linear(backbone.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}
+        return {**self._backbone.adapter_parameters("value"), **head}
+
+    def values(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
+        """V(a_t) [N] for the tokens at ``action_positions`` [N] of a packed sequence [T], read one position before a_t: the state that
+        produces a_t. Read at a_t itself the baseline would depend on the action and bias the gradient. With gradient."""
+        hidden = self._backbone.hidden("value", input_ids, position_ids)[action_positions - 1]
+        values: Tensor = self.head(hidden).squeeze(-1)
+        return values
+
+    @torch.no_grad()
+    def values_without_gradient(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
+        return self.values(input_ids, position_ids, action_positions)
