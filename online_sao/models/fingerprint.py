@@ -1,0 +1,40 @@
+"""Fingerprints of weights: do two processes hold the same policy? Owns the projection and its tolerance; knows nothing of files or versions.
+
+One number per adapted matrix: f_i = u_iᵀ W_i v_i in float64, with sign vectors u_i, v_i drawn from the matrix name alone. A change of size d in each
+of n elements moves f_i by about d·√n, so every matrix takes part and no bytes need be equal: rounding in another order of summation stays far below
+the tolerance, the smallest training step far above it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-4
+"""Largest difference, in any matrix, of two fingerprints of the same fp32 weights."""
+
+
+def fingerprint(named_matrices: Mapping[str, Tensor]) -> tuple[float, ...]:
+    """u_iᵀ W_i v_i of each W_i[out, in], in the order of the names. Read from the tensors as they are, one at a time."""
+    with torch.no_grad():
+        return tuple(_project(name, named_matrices[name]) for name in sorted(named_matrices))
+
+
+def matches(expected: Sequence[float], served: Sequence[float], tolerance: float = TOLERANCE) -> bool:
+    """Whether two fingerprints are of the same weights. False for another number of matrices, and for anything not finite."""
+    return len(expected) == len(served) and all(abs(e - s) <= tolerance for e, s in zip(expected, served, strict=True))
+
+
+def _project(name: str, weight: Tensor) -> float:
+    rows, columns = weight.shape
+    projected = weight.to(torch.float64) @ _signs(f"{name}:v", columns).to(weight.device)
+    return float(_signs(f"{name}:u", rows).to(weight.device) @ projected)
+
+
+def _signs(seed: str, count: int) -> Tensor:
+    """±1 [count] from the SHAKE-256 stream of ``seed``: the same with every library version and on every machine."""
+    stream = bytearray(hashlib.shake_256(seed.encode()).digest(count))
+    return (torch.frombuffer(stream, dtype=torch.uint8) & 1).to(torch.float64) * 2 - 1
