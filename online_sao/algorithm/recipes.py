@@ -1,0 +1,163 @@
+"""Named recipes: which pieces make an update, and with which numbers. Owns every default of the algorithm; the learner only follows a recipe.
+
+A recipe is data and two functions. Another algorithm is another pair of functions (how tokens are weighed, how credit is given) with the same
+signatures, registered in ``_RECIPES``: the learner calls ``recipe.token_weights(…)`` and ``recipe.advantages(…)`` and never asks which one it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from online_sao.algorithm.advantages import length_adaptive_lambda, skip_observation_gae
+from online_sao.algorithm.importance import TokenWeights, dis
+
+Preset = Literal["live", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class CreditInputs:
+    """What an advantage estimator may look at, for one trajectory of T tokens (or of its action tokens alone, with a mask of True)."""
+
+    rewards: Tensor
+    """[T] float."""
+    values: Tensor
+    """[T] float: V(a_t), fresh after the K value updates."""
+    loss_mask: Tensor
+    """[T] bool: True on action tokens."""
+
+
+class TokenWeigher(Protocol):
+    """Weighs N action tokens of whole trajectories. ``advantages`` and ``trajectory_index`` [N] are there for treatments that need them
+    (a clip depends on the advantage's sign, a sequence rejection on the token's trajectory)."""
+
+    def __call__(
+        self, recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor
+    ) -> TokenWeights: ...
+
+
+class AdvantageEstimator(Protocol):
+    """Gives credit to a whole batch at once (some baselines compare trajectories). Returns one advantages[T] per trajectory, 0 off its mask."""
+
+    def __call__(self, recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All numbers of one algorithm in one preset, and its two pieces. Raises ValueError if a number cannot work."""
+
+    name: str
+    preset: Preset
+    weigh: TokenWeigher = dataclasses.field(repr=False)
+    """How action tokens are weighed. Call it through ``token_weights``."""
+    credit: AdvantageEstimator = dataclasses.field(repr=False)
+    """How credit is given. Call it through ``advantages``."""
+    epsilon_low: float
+    """DIS: a token is trained where its ratio is above 1 − epsilon_low …"""
+    epsilon_high: float
+    """… and below 1 + epsilon_high, both strictly."""
+    policy_learning_rate: float
+    value_learning_rate: float
+    batch_size: int
+    """Trajectories in one update."""
+    value_updates: int
+    """K: full-batch value updates before each policy update."""
+    value_warmup_updates: int
+    """Value-only updates before the policy first moves. They consume no trajectory."""
+    anchor_coefficient: float
+    """β of the mean KL(current ‖ base). 0: no anchor."""
+    max_policy_lag: int
+    """Updates between the sampling of a trajectory's oldest token and its use, above which it expires."""
+    gamma: float = 1.0
+    """Discount per action token."""
+    lambda_alpha: float = 1.5
+    """α of λ_policy = max(0, 1 − 1/(α·l))."""
+    gradient_clip: float = 1.0
+    """Largest gradient norm that is applied, policy and value each."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_policy_uses: int = 1
+    """Policy updates one trajectory may take part in."""
+
+    def __post_init__(self) -> None:
+        positive = ("epsilon_low", "epsilon_high", "policy_learning_rate", "value_learning_rate", "batch_size", "lambda_alpha", "gradient_clip")
+        not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "max_policy_lag", "weight_decay")
+        for field_name in positive:
+            if not getattr(self, field_name) > 0:
+                raise ValueError(f"{field_name} must be above 0, not {getattr(self, field_name)}")
+        for field_name in not_negative:
+            if not getattr(self, field_name) >= 0:
+                raise ValueError(f"{field_name} must not be negative, not {getattr(self, field_name)}")
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], not {self.gamma}")
+        if self.max_policy_uses < 1:
+            raise ValueError(f"max_policy_uses must be at least 1, not {self.max_policy_uses}")
+
+    def token_weights(self, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:
+        """Weights of N action tokens, all four inputs [N]. Whole trajectories only, so that a treatment may look across one."""
+        return self.weigh(self, current_logprobs, behavior_logprobs, advantages, trajectory_index)
+
+    def advantages(self, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]:
+        """advantages[T] of every trajectory of the batch, in the same order, detached, 0 off the mask."""
+        return self.credit(self, trajectories)
+
+
+def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:
+    """DIS with the recipe's band: token by token, whatever the advantage or the trajectory."""
+    return dis(current_logprobs, behavior_logprobs, recipe.epsilon_low, recipe.epsilon_high)
+
+
+def critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]:
+    """Skip-observation GAE against the value model, λ adapted to each trajectory's own length. Not normalised: a spread can vanish."""
+    return tuple(
+        skip_observation_gae(
+            trajectory.rewards,
+            trajectory.values,
+            trajectory.loss_mask,
+            recipe.gamma,
+            length_adaptive_lambda(int(trajectory.loss_mask.sum()), recipe.lambda_alpha),
+        )
+        for trajectory in trajectories
+    )
+
+
+_SAO_PAPER = Recipe(
+    name="sao",
+    preset="paper",
+    weigh=dis_weights,
+    credit=critic_advantages,
+    epsilon_low=0.3,
+    epsilon_high=5.0,
+    policy_learning_rate=1e-6,
+    value_learning_rate=5e-6,
+    batch_size=128,
+    value_updates=2,
+    value_warmup_updates=10,
+    anchor_coefficient=0.0,
+    max_policy_lag=32,
+)
+_SAO_LIVE = dataclasses.replace(
+    _SAO_PAPER,
+    preset="live",
+    policy_learning_rate=5e-4,
+    value_learning_rate=1e-3,
+    batch_size=8,
+    value_warmup_updates=2,
+    anchor_coefficient=0.05,
+)
+_RECIPES: dict[tuple[str, str], Recipe] = {(recipe.name, recipe.preset): recipe for recipe in (_SAO_PAPER, _SAO_LIVE)}
+
+
+def recipe(name: str = "sao", preset: str = "live", **overrides: Any) -> Recipe:
+    """The recipe ``name`` in the numbers of ``preset``. ``overrides`` replace single fields of Recipe; None means the preset's own.
+
+    Raises ValueError for an unknown recipe or preset or a number that cannot work, TypeError for an unknown field.
+    """
+    if (name, preset) not in _RECIPES:
+        known = ", ".join(f"{known_name}/{known_preset}" for known_name, known_preset in sorted(_RECIPES))
+        raise ValueError(f"no recipe {name}/{preset}; known: {known}")
+    return dataclasses.replace(_RECIPES[name, preset], **{field_name: value for field_name, value in overrides.items() if value is not None})
