@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: JSON, list[Any]: JSON}  # noqa: RUF012
+    # Every constraint has a name that is the same on SQLite and PostgreSQL: a later migration can only change what it can name.
+    metadata = MetaData(
+        naming_convention={
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
 
 
 class InteractionRow(Base):
@@ -24,6 +32,7 @@ class InteractionRow(Base):
         Index("ix_interactions_created_at", "created_at"),
         Index("ix_interactions_status", "status"),
         Index("ix_interactions_user", "user"),
+        Index("ix_interactions_policy_version", "policy_version"),
     )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)

@@ -1,0 +1,104 @@
+"""The unit of work. Owns the engine, its pragmas and how a transaction begins and ends. Knows no table.
+
+Everything that talks to the database does it inside ``Database.read()`` or ``Database.write()``; repositories take the session and never commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from online_sao.errors import ConfigurationError
+
+_BEGIN = "online_sao_sqlite_begin"
+_BUSY_TIMEOUT_MS = 30_000
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The database file a SQLite URL names, or None for another database. In-memory SQLite is refused: two processes must share the data."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return None
+    if not parsed.database or parsed.database == ":memory:":
+        raise ConfigurationError(f"storage.database_url {url!r} is an in-memory database, which server and learner cannot share; name a file.")
+    return Path(parsed.database)
+
+
+def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
+    """Async engine for SQLite (aiosqlite) or PostgreSQL (asyncpg). ``foreign_keys`` False is for migrations, which may rebuild a table in SQLite."""
+    if sqlite_path(url) is None:
+        return create_async_engine(url, pool_pre_ping=True)
+    engine = create_async_engine(url)
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        # The driver's own transaction control begins lazily and commits before DDL; with it off, BEGIN is ours.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get(_BEGIN, 'DEFERRED')}")
+
+    return engine
+
+
+def for_writing(engine: AsyncEngine) -> AsyncEngine:
+    """The same engine and pool, whose SQLite transactions take the write lock at once: a reader that turns writer midway fails with SQLITE_BUSY."""
+    return engine.execution_options(**{_BEGIN: "IMMEDIATE"}) if engine.dialect.name == "sqlite" else engine
+
+
+def _for_reading(engine: AsyncEngine) -> AsyncEngine:
+    """Several selects of one read must see one snapshot. SQLite gives that by itself; PostgreSQL has to be asked."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return engine
+
+
+class Database:
+    """One database, used from one event loop. Rows stay readable after their transaction has ended (they are not expired on commit)."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engine = create_engine(url)
+        self._reading = async_sessionmaker(_for_reading(self._engine), expire_on_commit=False)
+        self._writing = async_sessionmaker(for_writing(self._engine), expire_on_commit=False)
+        # SQLite has one writer. Queueing here is fair and costs nothing; queueing on its lock polls, and starves under load.
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if self.dialect == "sqlite" else nullcontext()
+
+    @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """A consistent snapshot. Nothing written through it is kept."""
+        async with self._reading() as session:
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        """One transaction: committed once when the block ends, rolled back if it raises or is cancelled. Keep slow work out of the block."""
+        async with self._turn, self._writing() as session, session.begin():
+            yield session
+
+    async def ping(self) -> None:
+        """Raises what the driver raises when the database cannot be reached."""
+        async with self.read() as session:
+            await session.execute(text("SELECT 1"))
+
+    async def dispose(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
