@@ -1,4 +1,4 @@
-"""Bringing a database to the schema of this code, and refusing to run on any other. Owns the use of Alembic; the migrations themselves are in migrations/."""
+"""Bringing a database to the schema of this code, and refusing to run on any other. Owns the use of Alembic; the steps are in migrations/."""
 
 from __future__ import annotations
 

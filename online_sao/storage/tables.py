@@ -1,4 +1,5 @@
-"""The database schema. Owns column names and types; the migrations in migrations/ create exactly this. Knows nothing of what the rows mean to the cycle.
+"""The database schema. Owns column names and types; the migrations in migrations/ create exactly this. Knows nothing of what the rows mean to
+the cycle.
 
 Times are Unix seconds (float). Token ids and logprobs are JSON arrays. States are the values of the enums in online_sao.types.
 """

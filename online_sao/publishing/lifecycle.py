@@ -1,0 +1,213 @@
+"""State changes of trajectories and policy versions. Owns the two transition tables and is the only code that writes either ``state`` column.
+
+Every change is one conditional UPDATE: a row that is not in an allowed state is not touched, and LifecycleError names what it was and what was
+wanted. Functions take the session of an open transaction and never commit. ``now`` is Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from online_sao.errors import LifecycleError
+from online_sao.storage.repositories import leases, policies, trajectories
+from online_sao.storage.tables import PolicyVersionRow, TrajectoryRow
+from online_sao.types import TrajectoryState, VersionState
+
+TRAJECTORY_TRANSITIONS: Mapping[TrajectoryState, frozenset[TrajectoryState]] = {
+    TrajectoryState.PENDING: frozenset({TrajectoryState.READY, TrajectoryState.EXPIRED, TrajectoryState.NOT_TRAINABLE}),
+    TrajectoryState.READY: frozenset({TrajectoryState.CLAIMED, TrajectoryState.EXPIRED}),
+    TrajectoryState.CLAIMED: frozenset({TrajectoryState.TRAINED, TrajectoryState.REJECTED, TrajectoryState.READY}),
+    TrajectoryState.TRAINED: frozenset(),
+    TrajectoryState.REJECTED: frozenset(),
+    TrajectoryState.EXPIRED: frozenset(),
+    TrajectoryState.NOT_TRAINABLE: frozenset(),
+}
+"""state → the states it may become. CLAIMED → READY is a claim that lapsed or was given up."""
+
+VERSION_TRANSITIONS: Mapping[VersionState, frozenset[VersionState]] = {
+    VersionState.STAGED: frozenset({VersionState.VERIFIED, VersionState.FAILED}),
+    VersionState.VERIFIED: frozenset({VersionState.ACTIVE, VersionState.FAILED}),
+    VersionState.ACTIVE: frozenset({VersionState.RETIRED, VersionState.FAILED}),
+    VersionState.RETIRED: frozenset({VersionState.ACTIVE}),
+    VersionState.FAILED: frozenset(),
+}
+"""state → the states it may become. RETIRED → ACTIVE is a rollback."""
+
+_CHUNK = 500
+_FREED = {"claim_id": None, "claim_expires_at": None}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTrajectory:
+    """How one trajectory was used. ``policy_lag`` in updates; ``masked_fraction`` of its action tokens."""
+
+    trajectory_id: int
+    reward: float
+    policy_lag: int
+    masked_fraction: float
+
+
+async def move_trajectories(
+    session: AsyncSession,
+    ids: Sequence[int],
+    target: TrajectoryState,
+    *,
+    now: float,
+    source: TrajectoryState | None = None,
+    claim_id: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Move all of ``ids`` to ``target``, writing ``changes`` with it; raises LifecycleError if any may not go there (roll back then).
+
+    ``source`` and ``claim_id`` narrow where they may come from and whose they must be.
+    """
+    allowed = [state for state, targets in TRAJECTORY_TRANSITIONS.items() if target in targets and source in (None, state)]
+    for start in range(0, len(ids), _CHUNK):
+        chunk = list(ids[start : start + _CHUNK])
+        query = update(TrajectoryRow).where(TrajectoryRow.id.in_(chunk), TrajectoryRow.state.in_(allowed))
+        if claim_id is not None:
+            query = query.where(TrajectoryRow.claim_id == claim_id)
+        query = query.values({"state": target, "updated_at": now, **(changes or {})})
+        moved = set(await session.scalars(query.returning(TrajectoryRow.id)))
+        if len(moved) != len(set(chunk)):
+            raise LifecycleError(await _explain(session, sorted(set(chunk) - moved), target, claim_id))
+
+
+async def make_ready(session: AsyncSession, ids: Sequence[int], reward: float, now: float) -> None:
+    """PENDING → READY: scored."""
+    changes = {"reward": reward, "ready_at": now}
+    await move_trajectories(session, ids, TrajectoryState.READY, now=now, source=TrajectoryState.PENDING, changes=changes)
+
+
+async def claim(session: AsyncSession, *, limit: int, claim_id: str, expires_at: float, now: float) -> list[int]:
+    """READY → CLAIMED for up to ``limit`` trajectories, longest ready first. Returns their ids, in that order."""
+    ids = list(await trajectories.claimable(session, limit))
+    await move_trajectories(session, ids, TrajectoryState.CLAIMED, now=now, changes={"claim_id": claim_id, "claim_expires_at": expires_at})
+    return ids
+
+
+async def release(session: AsyncSession, claim_id: str, now: float) -> int:
+    """CLAIMED → READY for whatever the claim still holds: its batch was given up. Returns how many."""
+    query = select(TrajectoryRow.id).where(TrajectoryRow.claim_id == claim_id, TrajectoryRow.state == TrajectoryState.CLAIMED).with_for_update()
+    return await _release(session, (await session.scalars(query)).all(), now)
+
+
+async def release_lapsed(session: AsyncSession, now: float) -> int:
+    """CLAIMED → READY where the claim has run out and no live learner holds the learner lease. Returns how many."""
+    if await leases.is_held(session, "learner", now):
+        return 0
+    return await _release(session, await trajectories.lapsed_claims(session, now), now)
+
+
+async def finish_trained(
+    session: AsyncSession, trained: Sequence[TrainedTrajectory], *, claim_id: str, update_number: int, now: float, recovered: bool = False
+) -> list[int]:
+    """CLAIMED → TRAINED for a committed update, whose row must exist. Returns the ids that could not be marked: always empty unless ``recovered``.
+
+    ``recovered``: the update's commit point was passed but the process died before this transaction, so the claim may have lapsed since. A
+    trajectory that went back to READY is taken from there (it was used, and must not be used again); one that has expired stays expired.
+    """
+    left: list[int] = []
+    for item in trained:
+        if recovered:
+            row = await session.get_one(TrajectoryRow, item.trajectory_id, populate_existing=True, with_for_update=True)
+            if row.state == TrajectoryState.READY:
+                await move_trajectories(session, [row.id], TrajectoryState.CLAIMED, now=now, changes={"claim_id": claim_id})
+            elif row.state != TrajectoryState.CLAIMED or row.claim_id != claim_id:
+                left.append(row.id)
+                continue
+        changes = {
+            "update_number": update_number,
+            "reward": item.reward,
+            "policy_lag": item.policy_lag,
+            "masked_fraction": item.masked_fraction,
+            "claim_expires_at": None,
+        }
+        await move_trajectories(session, [item.trajectory_id], TrajectoryState.TRAINED, now=now, claim_id=claim_id, changes=changes)
+    return left
+
+
+async def reject(session: AsyncSession, ids: Sequence[int], *, claim_id: str, update_number: int, reason: str, now: float) -> None:
+    """CLAIMED → REJECTED: a gate refused the update they were in."""
+    changes = {"update_number": update_number, "reason": reason, "claim_expires_at": None}
+    await move_trajectories(session, ids, TrajectoryState.REJECTED, now=now, claim_id=claim_id, changes=changes)
+
+
+async def expire_overdue(session: AsyncSession, now: float, default_reward: float | None, limit: int = 1000) -> int:
+    """PENDING past its deadline → READY with ``default_reward``, or EXPIRED where there is none. At most ``limit``; returns how many."""
+    ids = await trajectories.overdue(session, now, limit)
+    if default_reward is None:
+        await move_trajectories(session, ids, TrajectoryState.EXPIRED, now=now, changes={"reason": "no score before the deadline"})
+    else:
+        await make_ready(session, ids, default_reward, now)
+    return len(ids)
+
+
+async def expire_lagging(session: AsyncSession, *, head_version: int, max_policy_lag: int, now: float) -> int:
+    """READY → EXPIRED where the oldest token is more than ``max_policy_lag`` updates behind ``head_version``. Returns how many."""
+    fresh = await policies.lags(session, head_version, limit=max_policy_lag)
+    stale = await trajectories.ready_older_than(session, list(fresh))
+    if stale:
+        lag = await policies.lags(session, head_version)
+        for version in sorted({version for _, version in stale}):
+            reason = f"policy_lag {lag[version]} > {max_policy_lag}" if version in lag else f"policy version {version} was abandoned"
+            await move_trajectories(
+                session,
+                [id_ for id_, v in stale if v == version],
+                TrajectoryState.EXPIRED,
+                now=now,
+                source=TrajectoryState.READY,
+                changes={"reason": reason},
+            )
+    return len(stale)
+
+
+async def expire(session: AsyncSession, rows: Sequence[TrajectoryRow], reason: str, now: float) -> int:
+    """EXPIRED for every row that has not been used yet; the others stay as they are. Returns how many.
+
+    A CLAIMED one is taken back from its claim first, so that the learner finds its claim broken before the commit point and discards the batch.
+    """
+    await _release(session, [row.id for row in rows if row.state == TrajectoryState.CLAIMED], now)
+    ids = [row.id for row in rows if row.state in (TrajectoryState.PENDING, TrajectoryState.READY)]
+    await move_trajectories(session, ids, TrajectoryState.EXPIRED, now=now, changes={"reason": reason})
+    return len(ids)
+
+
+async def move_version(session: AsyncSession, version: int, target: VersionState, *, now: float, reason: str | None = None) -> None:
+    """Move one policy version to ``target``; raises LifecycleError if it may not go there. ACTIVE and RETIRED note when."""
+    allowed = [state for state, targets in VERSION_TRANSITIONS.items() if target in targets]
+    changes: dict[str, Any] = {"state": target, "reason": reason}
+    if target is VersionState.ACTIVE:
+        changes |= {"activated_at": now, "retired_at": None}
+    elif target is VersionState.RETIRED:
+        changes["retired_at"] = now
+    query = update(PolicyVersionRow).where(PolicyVersionRow.version == version, PolicyVersionRow.state.in_(allowed)).values(changes)
+    if not (await session.scalars(query.returning(PolicyVersionRow.version))).all():
+        state = await session.scalar(select(PolicyVersionRow.state).where(PolicyVersionRow.version == version))
+        raise LifecycleError(f"Policy version {version} is {state or 'unknown'} and cannot become {target.value}.")
+
+
+async def activate(session: AsyncSession, version: int, now: float) -> None:
+    """The version that serves → RETIRED, ``version`` → ACTIVE, in that order: never two active ones."""
+    await move_version(session, (await policies.active(session)).version, VersionState.RETIRED, now=now)
+    await move_version(session, version, VersionState.ACTIVE, now=now)
+
+
+async def _release(session: AsyncSession, ids: Sequence[int], now: float) -> int:
+    await move_trajectories(session, ids, TrajectoryState.READY, now=now, source=TrajectoryState.CLAIMED, changes=_FREED)
+    return len(ids)
+
+
+async def _explain(session: AsyncSession, ids: Sequence[int], target: TrajectoryState, claim_id: str | None) -> str:
+    query = select(TrajectoryRow.id, TrajectoryRow.state, TrajectoryRow.claim_id).where(TrajectoryRow.id.in_(ids))
+    found = {id_: (state, claim) for id_, state, claim in await session.execute(query)}
+    first = ids[0]
+    state, held_by = found.get(first, ("unknown", None))
+    owner = f" under claim {held_by}, not {claim_id}," if claim_id is not None and held_by != claim_id else ""
+    others = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
+    return f"Trajectory {first} is {state}{owner} and cannot become {target.value}{others}."

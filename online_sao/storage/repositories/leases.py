@@ -1,0 +1,81 @@
+"""Who may act as the serving instance and as the learner. Owns the rule that there is one of each per database.
+
+A lease is held by ``host:pid:uuid`` until it expires; holders renew it well before.
+The lease of a process that died on this host can be taken at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import Literal
+
+import psutil
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from online_sao.errors import ConfigurationError, LeaseLostError
+from online_sao.storage.tables import LeaseRow
+
+LeaseName = Literal["serving", "learner"]
+LEASE_SECONDS = 15.0
+RENEW_SECONDS = 5.0
+
+
+def new_owner() -> str:
+    """A name for this process as a lease holder; call it once per holder."""
+    return f"{socket.gethostname()[:80]}:{os.getpid()}:{uuid.uuid4().hex}"
+
+
+async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float) -> None:
+    """Take the lease. Raises ConfigurationError, naming the holder, while a live process holds it."""
+    row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name).with_for_update())).one_or_none()
+    if row is None:
+        try:
+            async with session.begin_nested():
+                session.add(LeaseRow(name=name, owner=owner, expires_at=now + LEASE_SECONDS))
+        except IntegrityError as error:
+            raise ConfigurationError(f"Another process has just become the {name} process of this database.") from error
+        return
+    if row.owner != owner and row.expires_at > now and not _is_dead(row.owner):
+        host, pid, _ = row.owner.rsplit(":", 2)
+        raise ConfigurationError(
+            f"Process {pid} on {host} is already the {name} process of this database (its lease ends in {row.expires_at - now:.0f} s). "
+            "Stop it, or give this one a data_dir or database_url of its own."
+        )
+    row.owner = owner
+    row.expires_at = now + LEASE_SECONDS
+    await session.flush()
+
+
+async def renew(session: AsyncSession, name: LeaseName, owner: str, now: float) -> None:
+    """Raises LeaseLostError if another process has taken it: stop acting then."""
+    query = update(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner).values(expires_at=now + LEASE_SECONDS)
+    if not (await session.scalars(query.returning(LeaseRow.name))).all():
+        raise LeaseLostError(f"The {name} lease of {owner} was taken by another process.")
+
+
+async def release(session: AsyncSession, name: LeaseName, owner: str) -> None:
+    """Give it up. Nothing happens if it was not held any more."""
+    await session.execute(delete(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner))
+
+
+async def is_held(session: AsyncSession, name: LeaseName, now: float) -> bool:
+    """Whether a process that is not known to be dead holds the lease now."""
+    row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name))).one_or_none()
+    return row is not None and row.expires_at > now and not _is_dead(row.owner)
+
+
+def _is_dead(owner: str) -> bool:
+    """True only where we can know: the process was on this host, and is gone or a zombie."""
+    host, pid, _ = owner.rsplit(":", 2)
+    if host != socket.gethostname()[:80]:
+        return False
+    try:
+        return bool(psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
