@@ -36,14 +36,14 @@ class TokenWeigher(Protocol):
     (a clip depends on the advantage's sign, a sequence rejection on the token's trajectory)."""
 
     def __call__(
-        self, recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor
+        self, recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor, /
     ) -> TokenWeights: ...
 
 
 class AdvantageEstimator(Protocol):
     """Gives credit to a whole batch at once (some baselines compare trajectories). Returns one advantages[T] per trajectory, 0 off its mask."""
 
-    def __call__(self, recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]: ...
+    def __call__(self, recipe: Recipe, trajectories: Sequence[CreditInputs], /) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

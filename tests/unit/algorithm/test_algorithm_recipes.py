@@ -1,0 +1,130 @@
+"""Recipes: the numbers of the presets, overrides, and that other algorithms fit without the learner asking."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from online_sao.algorithm.advantages import skip_observation_gae
+from online_sao.algorithm.importance import TokenWeights
+from online_sao.algorithm.recipes import CreditInputs, Recipe, recipe
+
+F64 = torch.float64
+
+
+def t(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=F64)
+
+
+def numbers_of(chosen: Recipe) -> dict[str, object]:
+    return {
+        field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen) if field.name not in ("name", "preset", "weigh", "credit")
+    }
+
+
+OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1}
+
+
+def test_numbers_of_the_paper_preset() -> None:
+    assert numbers_of(recipe("sao", "paper")) == OURS | {
+        "epsilon_low": 0.3,
+        "epsilon_high": 5.0,
+        "policy_learning_rate": 1e-6,
+        "value_learning_rate": 5e-6,
+        "batch_size": 128,
+        "value_updates": 2,
+        "value_warmup_updates": 10,
+        "anchor_coefficient": 0.0,
+        "max_policy_lag": 32,
+    }
+
+
+def test_numbers_of_the_live_preset_which_is_the_default() -> None:
+    assert recipe() == recipe("sao", "live")
+    assert numbers_of(recipe()) == OURS | {
+        "epsilon_low": 0.3,
+        "epsilon_high": 5.0,
+        "policy_learning_rate": 5e-4,
+        "value_learning_rate": 1e-3,
+        "batch_size": 8,
+        "value_updates": 2,
+        "value_warmup_updates": 2,
+        "anchor_coefficient": 0.05,
+        "max_policy_lag": 32,
+    }
+
+
+def test_overrides_replace_and_none_means_the_presets_own() -> None:
+    chosen = recipe("sao", "paper", batch_size=4, anchor_coefficient=0.0, policy_learning_rate=None)
+    assert (chosen.batch_size, chosen.policy_learning_rate, chosen.preset) == (4, 1e-6, "paper")
+    assert recipe(anchor_coefficient=0.0).anchor_coefficient == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("epsilon_low", 0.0), ("batch_size", 0), ("value_updates", -1), ("gamma", 1.1), ("max_policy_uses", 0), ("policy_learning_rate", float("nan"))],
+)
+def test_numbers_that_cannot_work_are_refused(field: str, number: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        recipe(**{field: number})
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="sao/live, sao/paper"):
+        recipe("grpo")
+    with pytest.raises(ValueError, match="sao/dead"):
+        recipe("sao", "dead")
+    with pytest.raises(TypeError, match="learning_speed"):
+        recipe(learning_speed=1.0)
+
+
+def test_token_weights_use_the_recipes_own_band_also_when_overridden() -> None:
+    log_ratio = torch.log(t(0.6, 0.8, 3.5, 5.5))
+    owner = torch.zeros(4, dtype=torch.long)
+    reasoning = recipe("sao", "paper").token_weights(log_ratio, t(0, 0, 0, 0), t(1, 1, 1, 1), owner)
+    coding = recipe("sao", "paper", epsilon_low=0.8, epsilon_high=3.0).token_weights(log_ratio, t(0, 0, 0, 0), t(1, 1, 1, 1), owner)
+    assert reasoning.kept.tolist() == [False, True, True, True]
+    assert coding.kept.tolist() == [True, True, True, False]
+
+
+def test_advantages_adapt_lambda_to_each_trajectorys_own_action_tokens() -> None:
+    """Lengths 1 and 3 (of 4 tokens): lambda 1/3 and 7/9. With values 0 and reward 1 at the end, A = (49/81, 7/9, 1)."""
+    short = CreditInputs(rewards=t(0, 1), values=t(0, 0.25), loss_mask=torch.tensor([False, True]))
+    long = CreditInputs(rewards=t(0, 0, 0, 1), values=t(5, 0, 0, 0), loss_mask=torch.tensor([False, True, True, True]))
+    first, second = recipe().advantages([short, long])
+    assert first.tolist() == pytest.approx([0.0, 0.75], abs=1e-12)
+    assert second.tolist() == pytest.approx([0.0, 49 / 81, 7 / 9, 1.0], abs=1e-12)
+
+
+def test_advantages_are_not_normalised_even_when_all_are_alike() -> None:
+    inputs = CreditInputs(rewards=t(0.5), values=t(0.1), loss_mask=torch.tensor([True]))
+    assert [a.item() for a in recipe().advantages([inputs, inputs, inputs])] == pytest.approx([0.4, 0.4, 0.4], abs=1e-12)
+
+
+def test_gamma_and_alpha_of_the_recipe_are_used() -> None:
+    inputs = CreditInputs(rewards=t(0, 1), values=t(0.5, 0.25), loss_mask=torch.tensor([True, True]))
+    chosen = recipe(gamma=0.5, lambda_alpha=1.0)
+    expected = skip_observation_gae(inputs.rewards, inputs.values, inputs.loss_mask, 0.5, 0.5)
+    assert torch.equal(chosen.advantages([inputs])[0], expected)
+
+
+def test_another_algorithm_is_another_pair_of_functions() -> None:
+    """A PPO-style clip needs the advantage's sign, a batch-mean baseline needs all trajectories: both signatures carry them."""
+
+    def clip(recipe: Recipe, current: torch.Tensor, behavior: torch.Tensor, advantages: torch.Tensor, trajectory_index: torch.Tensor) -> TokenWeights:
+        ratio = torch.exp(current - behavior)
+        high = (ratio > 1 + recipe.epsilon_high) & (advantages > 0)
+        low = (ratio < 1 - recipe.epsilon_low) & (advantages < 0)
+        kept = ~(high | low)
+        return TokenWeights(torch.where(kept, ratio, 0.0), kept, low, high, torch.zeros_like(kept))
+
+    def batch_mean(recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[torch.Tensor, ...]:
+        totals = torch.stack([trajectory.rewards.sum() for trajectory in trajectories])
+        return tuple((total - totals.mean()) * inputs.loss_mask for total, inputs in zip(totals, trajectories, strict=True))
+
+    rival = dataclasses.replace(recipe(), name="rival", weigh=clip, credit=batch_mean)
+    inputs = [CreditInputs(t(0, reward), t(0, 0), torch.tensor([False, True])) for reward in (1.0, 0.0)]
+    assert [a.tolist() for a in rival.advantages(inputs)] == [[0.0, 0.5], [0.0, -0.5]]
+    weights = rival.token_weights(torch.log(t(9, 9)), t(0, 0), t(1, -1), torch.tensor([0, 1]))
+    assert weights.kept.tolist() == [False, True]
