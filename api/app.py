@@ -1,0 +1,47 @@
+"""The application: routes, middleware and the serving process behind them. The only importer of runtime.serving.
+
+Middleware, from the outside: RequestContext (x-request-id, the last net), Security (who may call), then the routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+import api.errors
+from api.admin import health
+from api.errors import RequestContext
+from api.security import Security, check_exposure
+from api.v1 import chat, feedback, models
+from online_sao import __version__
+from online_sao.config import Settings
+from online_sao.runtime.serving import Serving
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The ASGI application. Its lifespan starts and stops everything. Raises ConfigurationError where it would be open to others without a token.
+
+    The database must have the current schema (online_sao.storage.migrations.upgrade).
+    """
+    check_exposure(settings.server)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        serving = Serving(settings)
+        app.state.backend = serving
+        await serving.start()
+        try:
+            yield
+        finally:
+            await serving.stop()
+
+    app = FastAPI(title="Online SAO", version=__version__, lifespan=lifespan)
+    api.errors.install(app)
+    app.include_router(health.router)
+    for router in (chat.router, models.router, feedback.router):
+        app.include_router(router, prefix="/v1")
+    app.add_middleware(Security, settings=settings.server)
+    app.add_middleware(RequestContext)
+    return app

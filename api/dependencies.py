@@ -1,0 +1,39 @@
+"""What routes may ask of the server. Owns the Backend protocol; the app puts the real one (runtime.serving) on its state."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol, cast
+
+from fastapi import Depends, Request
+
+from online_sao.config import Settings
+from online_sao.service.chat import ChatService
+from online_sao.service.feedback import FeedbackService
+from online_sao.storage.session import Database
+from online_sao.storage.tables import PolicyVersionRow
+
+
+class Backend(Protocol):
+    """Everything behind the routes. ``chat`` raises NotReadyError until the engine serves."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def chat(self) -> ChatService: ...
+    @property
+    def feedback(self) -> FeedbackService: ...
+    @property
+    def database(self) -> Database: ...
+
+    async def missing(self) -> dict[str, str]:
+        """What keeps the server from answering chats: part → why."""
+
+    async def active_version(self) -> PolicyVersionRow:
+        """The version that serves, from the database: known before the engine is."""
+
+
+def get_backend(request: Request) -> Backend:
+    return cast(Backend, request.app.state.backend)
+
+
+BackendDependency = Annotated[Backend, Depends(get_backend)]

@@ -1,0 +1,124 @@
+"""Who may call: bearer token where one is set, Host and Origin checks against web pages. Owns that decision, for every route and websocket alike.
+
+With a token: /v1, /admin and /metrics need it as a bearer token; everything else but the two health routes takes it as the password of HTTP
+Basic too, so that a browser can open the dashboard. Without a token the server listens on loopback only, and a page in the operator's browser is
+the one to keep out: Host must be a name of this machine (DNS rebinding), and a state-changing request must come from the server's own origin.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.errors import error_response
+from online_sao.config import ServerSettings
+from online_sao.errors import AuthenticationError, ConfigurationError, ForbiddenError, OnlineSAOError
+
+OPEN_PATHS = ("/healthz", "/readyz")
+BEARER_PREFIXES = ("/v1", "/admin", "/metrics")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Raises ConfigurationError where the server would be open to others without a token."""
+    if settings.api_token is not None and not settings.api_token.get_secret_value().strip():
+        raise ConfigurationError("server.api_token is empty. Set a token of some length, or leave it out to serve on loopback only.")
+    if settings.api_token is None and not is_loopback(settings.host):
+        raise ConfigurationError(
+            f"server.host is {settings.host}, which other machines can reach, and no server.api_token is set. "
+            "Set ONLINE_SAO_SERVER__API_TOKEN, or listen on 127.0.0.1."
+        )
+
+
+class Security:
+    """Middleware. Refuses before any route, body or websocket handshake is looked at."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self.app = app
+        self._token = settings.api_token.get_secret_value().encode() if settings.api_token is not None else None
+        self._hosts = {host.lower().strip("[]") for host in settings.allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await error_response(refusal)(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
+
+    def _refusal(self, scope: Scope) -> OnlineSAOError | None:
+        headers = Headers(scope=scope)
+        path: str = scope["path"]
+        if self._token is None:
+            return self._host_refusal(headers) or _origin_refusal(scope, headers)
+        if path in OPEN_PATHS or self._has_bearer(headers):
+            return None
+        if any(path == prefix or path.startswith(prefix + "/") for prefix in BEARER_PREFIXES):
+            return AuthenticationError("This server needs its token: send 'Authorization: Bearer <token>'.")
+        if not self._has_basic(headers):
+            refusal = AuthenticationError("This page needs the server's token: any user name, and the token as the password.")
+            refusal.headers = {"WWW-Authenticate": 'Basic realm="Online SAO", charset="UTF-8"'}
+            return refusal
+        # A browser sends Basic credentials by itself, also for a foreign page: only here does a token not speak for its sender.
+        return _origin_refusal(scope, headers)
+
+    def _host_refusal(self, headers: Headers) -> OnlineSAOError | None:
+        host = _host_of(f"//{headers.get('host', '')}", without_port=True)
+        if host in self._hosts:
+            return None
+        return ForbiddenError(f"The Host header names {host[:80]!r}, which is not one of server.allowed_hosts.")
+
+    def _has_bearer(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is_token(given.strip().encode("latin-1"))
+
+    def _has_basic(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return False
+        try:
+            _, _, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+        except binascii.Error:
+            return False
+        return self._is_token(password)
+
+    def _is_token(self, given: bytes) -> bool:
+        return self._token is not None and hmac.compare_digest(given, self._token)
+
+
+def _origin_refusal(scope: Scope, headers: Headers) -> OnlineSAOError | None:
+    """A browser names the page's origin on every state-changing request and websocket; other clients send none."""
+    origin = headers.get("origin")
+    changes_state = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
+    if origin is None or not changes_state or _host_of(origin) == headers.get("host", "").lower():
+        return None
+    return ForbiddenError(f"Requests from pages of {origin[:80]!r} are not accepted; only this server's own pages may send them.")
+
+
+def _host_of(url: str, *, without_port: bool = False) -> str:
+    """Lower-case host (and port) of a URL; empty where there is none, so that nothing equals it."""
+    try:
+        parts = urlsplit(url)
+        return (parts.hostname or "") if without_port else parts.netloc.lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,162 @@
+"""Request bodies of /v1 as pydantic models, strict in JSON types. Owns what a client may send; knows nothing of how it is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from online_sao.errors import UnsupportedFeatureError
+
+MAX_STOP_STRINGS = 4
+MAX_CHOICES = 8
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def _text_of_parts(content: Any) -> Any:
+    """Content given as parts is accepted while every part is text; then it is their concatenation."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "text":
+            raise ValueError("a content part of type 'text' needs a string 'text'")
+        elif isinstance(kind, str):
+            raise UnsupportedFeatureError(f"Content parts of type {kind[:40]!r} are not supported; this model reads text only.", param="messages")
+        else:
+            raise ValueError("a content part must be an object with a 'type'")
+    if not texts:
+        raise ValueError("the list of content parts is empty")
+    return "".join(texts)
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text_of_parts)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tools(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            if data.get("role") in ("tool", "function"):
+                raise UnsupportedFeatureError(f"Messages of role {data['role']!r} are not supported.", param="messages")
+            for name in ("tool_calls", "function_call", "audio"):
+                if data.get(name):
+                    raise UnsupportedFeatureError(f"{name!r} in a message is not supported.", param="messages")
+        return data
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the chat template: ``developer`` is what newer clients call ``system``."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
+class ChatCompletionRequest(_Body):
+    """POST /v1/chat/completions. Null means absent everywhere but in ``model`` and ``messages``."""
+
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value if value is not None else []
+        if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+            raise ValueError(f"must be a string or a list of up to {MAX_STOP_STRINGS} strings")
+        if len(stops) > MAX_STOP_STRINGS:
+            raise ValueError(f"holds {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        if "" in stops:
+            raise ValueError("holds an empty string, which would end every answer before it begins")
+        return tuple(stops)
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for key, text in (value or {}).items():
+            if len(key) > 64 or len(text) > 512:
+                raise ValueError(f"{key[:64]!r}: keys may have 64 characters, values 512")
+            if key == "episode_id" and not 0 < len(text) <= 256:
+                raise ValueError("'episode_id' must have 1 to 256 characters")
+        if value is not None and len(value) > 16:
+            raise ValueError(f"holds {len(value)} pairs; at most 16 are allowed")
+        return value
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("'max_tokens' and 'max_completion_tokens' name different limits; send one of them")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("'stream_options' is only allowed when 'stream' is true")
+        return self
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+}
+"""Parameters that would change what is sampled or answered, and the values of each that change nothing. Null is neutral for all."""
+
+
+def refuse_unsupported(data: dict[str, Any]) -> None:
+    """Raises UnsupportedFeatureError naming the first parameter this server cannot honour. Unknown others are harmless and ignored."""
+    for name, neutral in _NEUTRAL.items():
+        value = data.get(name)
+        if value is not None and not any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
+            raise UnsupportedFeatureError(f"'{name}' is not supported by this server (got {value!r:.60}). Leave it out.", param=name)
+
+
+class FeedbackRequest(_Body):
+    """POST /v1/feedback. ``value``'s range and type are the service's to check: it can say what was expected."""
+
+    completion_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    episode_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
+    value: Any = Field(...)
+    metric: Annotated[str, Field(min_length=1, max_length=64)] = "score"
+    comment: Annotated[str, Field(max_length=10_000)] | None = None
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if (self.completion_id is None) == (self.episode_id is None):
+            raise ValueError("name one target: 'completion_id' (with 'choice' where n > 1), or 'episode_id'")
+        return self

@@ -1,0 +1,73 @@
+"""What the serving process counts of itself, for /metrics. Owns its own Prometheus registry and the metric names; knows nothing of HTTP.
+
+Names: ``online_sao_`` and the metric's name of DESIGN §4 with its slash as an underscore (serve/… → online_sao_serve_…).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from online_sao.inference.engine import EngineLoad, SwapReport
+from online_sao.service.chat_records import AdmittedRequest, Outcome
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Meters:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._completions = Counter("online_sao_serve_completions", "Choices ended, by finish reason", ["finish_reason"], registry=self.registry)
+        self._tokens = Counter("online_sao_serve_tokens", "Tokens of ended choices", ["kind"], registry=self.registry)
+        self._first_token = Histogram(
+            "online_sao_serve_first_token_seconds", "From admission to the first token", registry=self.registry, buckets=_SECONDS
+        )
+        self._total = Histogram("online_sao_serve_completion_seconds", "From admission to the last token", registry=self.registry, buckets=_SECONDS)
+        self._running = Gauge("online_sao_serve_running", "Completions the engine generates now", registry=self.registry)
+        self._waiting = Gauge("online_sao_serve_waiting", "Completions waiting for a place in the engine", registry=self.registry)
+        self._version = Gauge("online_sao_serve_policy_version", "The version that samples the next token", registry=self.registry)
+        self._swaps = Counter("online_sao_serve_swaps", "Weight swaps", registry=self.registry)
+        self._pause = Histogram(
+            "online_sao_serve_swap_pause_seconds",
+            "Seconds a swap generated no token",
+            registry=self.registry,
+            buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+        )
+        self._trajectories = Gauge("online_sao_data_trajectories", "Trajectories, by state", ["state"], registry=self.registry)
+        self._learned: dict[str, Gauge] = {}
+
+    def completed(self, request: AdmittedRequest, outcome: Outcome) -> None:
+        self._completions.labels(outcome.completion.finish_reason).inc()
+        self._tokens.labels("completion").inc(len(outcome.completion.token_ids))
+        self._tokens.labels("prompt").inc(len(request.prompt_ids))
+        self._total.observe(max(0.0, outcome.completed_at - request.created_at))
+        if outcome.first_token_at is not None:
+            self._first_token.observe(max(0.0, outcome.first_token_at - request.created_at))
+
+    def swapped(self, report: SwapReport) -> None:
+        self._swaps.inc()
+        self._pause.observe(report.pause_seconds)
+
+    def render(
+        self, *, load: EngineLoad | None, policy_version: int | None, trajectories: Mapping[str, int], last_update: Mapping[str, float | None]
+    ) -> bytes:
+        """The exposition text. ``last_update``: the newest update's metrics by name. None, for load and version: the engine is still loading."""
+        if load is not None:
+            self._running.set(load.running)
+            self._waiting.set(load.waiting)
+        if policy_version is not None:
+            self._version.set(policy_version)
+        for state, count in trajectories.items():
+            self._trajectories.labels(state).set(count)
+        for name, value in last_update.items():
+            if value is not None:
+                self._gauge(name).set(value)
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        if name not in self._learned:
+            full = "online_sao_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            self._learned[name] = Gauge(full, f"{name} of the newest update", registry=self.registry)
+        return self._learned[name]

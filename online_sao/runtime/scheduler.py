@@ -1,0 +1,53 @@
+"""The serving process's recurring jobs. Owns how they run: coalesced, never two of one, none skipped for being late."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``run`` every ``seconds``. What it raises is logged and does not end it."""
+
+    name: str
+    seconds: float
+    run: Callable[[], Awaitable[object]]
+
+
+class Scheduler:
+    def __init__(self) -> None:
+        # A misfire limit (1 s by default) would silently skip late runs on a busy machine.
+        self._scheduler = AsyncIOScheduler(job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1}, timezone="UTC")
+        # Its own log says every run at INFO, and every run that waits for the one before it at WARNING: both are the normal case here.
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        self._failing: set[str] = set()
+
+    def add(self, job: Job) -> None:
+        self._scheduler.add_job(self._guarded, "interval", args=[job], seconds=job.seconds, id=job.name, name=job.name)
+
+    def start(self) -> None:
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """No further runs; one in progress is cancelled."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+    async def _guarded(self, job: Job) -> None:
+        try:
+            await job.run()
+        except Exception as error:
+            # The first of a row of failures with its traceback, the rest in a line: a job that fails twice a second must not fill the disk.
+            if job.name in self._failing:
+                logger.error("job %s still fails: %s", job.name, error)
+            else:
+                logger.exception("job %s failed", job.name)
+            self._failing.add(job.name)
+        else:
+            self._failing.discard(job.name)

@@ -1,0 +1,229 @@
+"""The composition root of the serving process: database, engine, services, jobs, learner child. Owns their order of start and end.
+
+Knows nothing of HTTP, and must never reach online_sao.learner: the learner is another process, met in the database and the policy store only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from online_sao.config import Settings
+from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
+from online_sao.experience.rewards import score_to_reward
+from online_sao.inference.engine import InferenceEngine
+from online_sao.inference.renderer import Renderer
+from online_sao.models import catalog
+from online_sao.publishing import lifecycle
+from online_sao.publishing.activator import Activator
+from online_sao.runtime.meters import Meters
+from online_sao.runtime.scheduler import Job, Scheduler
+from online_sao.runtime.supervisor import Supervisor
+from online_sao.service.chat import ChatService
+from online_sao.service.chat_log import ChatLog
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.probes import Prober
+from online_sao.storage.migrations import require_current
+from online_sao.storage.repositories import interactions, leases, policies
+from online_sao.storage.session import Database
+from online_sao.storage.tables import PolicyVersionRow
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ENGINE_STOP_SECONDS = 1.5
+"""What the engine is given to stop at shutdown before the process ends without it."""
+
+
+class Serving:
+    """``start`` once, ``stop`` once, from one event loop. Everything else may be read at any time in between."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.meters = Meters()
+        self.database = Database(settings.database_url)
+        self.feedback = FeedbackService(self.database, settings)
+        self._engine: InferenceEngine | None = None
+        self._chat: ChatService | None = None
+        self._problem: str | None = "the model is being loaded"
+        self._owner = leases.new_owner()
+        self._scheduler = Scheduler()
+        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def chat(self) -> ChatService:
+        """Raises NotReadyError, saying what is missing, until the engine serves."""
+        if self._chat is None:
+            raise NotReadyError(f"The server is not ready: {self._problem}.")
+        return self._chat
+
+    @property
+    def engine(self) -> InferenceEngine | None:
+        """None until it serves."""
+        return self._engine
+
+    async def missing(self) -> dict[str, str]:
+        """What keeps the server from answering chats: part → why. Empty: it is ready."""
+        found = {} if self._problem is None else {"engine": self._problem}
+        try:
+            await asyncio.wait_for(self.database.ping(), timeout=2.0)
+        except Exception as error:
+            found["database"] = f"it does not answer: {error or type(error).__name__}"
+        return found
+
+    async def active_version(self) -> PolicyVersionRow:
+        """The version that serves, from the database: known before the engine is."""
+        async with self.database.read() as session:
+            return await policies.active(session)
+
+    async def start(self) -> None:
+        """Check the database, become its one serving process, and begin to load the engine. Raises ConfigurationError; nothing needs a stop then."""
+        try:
+            await require_current(self.database)
+            now = time.time()
+            async with self.database.write() as session:
+                await leases.acquire(session, "serving", self._owner, now)
+                interrupted = await interactions.mark_leftovers_interrupted(session, now)
+        except BaseException:
+            await self.database.dispose()
+            raise
+        if interrupted:
+            logger.warning("%d completions of a server that died were marked interrupted", interrupted)
+        self._spawn(self._load())
+        for job in (
+            Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
+            Job("score deadlines", 2.0, self._expire_overdue),
+            Job("lease reaper", 5.0, self._release_lapsed),
+        ):
+            self._scheduler.add(job)
+        self._scheduler.start()
+
+    async def stop(self) -> None:
+        """End within shutdown_grace_seconds plus a few: running requests first, then jobs, engine and learner, at last the lease."""
+        if self._supervisor is not None:
+            self._supervisor.terminate()
+        if self._chat is not None:
+            await self._chat.close(self.settings.server.shutdown_grace_seconds)
+        self._scheduler.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._engine is not None:
+            try:
+                await asyncio.wait_for(self._engine.stop(), timeout=ENGINE_STOP_SECONDS)
+            except TimeoutError:
+                logger.warning("the engine did not stop in %.1f s", ENGINE_STOP_SECONDS)
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        async with self.database.write() as session:
+            await leases.release(session, "serving", self._owner)
+        await self.database.dispose()
+
+    async def _load(self) -> None:
+        started = time.monotonic()
+        try:
+            await self._load_engine()
+        except Exception as error:
+            self._problem = error.message if isinstance(error, OnlineSAOError) else f"the engine did not start ({type(error).__name__}: {error})"
+            logger.exception("the engine did not start")
+            return
+        self._problem = None
+        logger.info("ready to serve after %.1f s", time.monotonic() - started)
+
+    async def _load_engine(self) -> None:
+        policy = self.settings.policy
+
+        def prepare() -> tuple[Path, Renderer, str]:
+            path = catalog.obtain(policy.model, policy.cache_dir)
+            return path, Renderer.from_model(path), catalog.base_digest(path)
+
+        path, renderer, base_digest = await _in_daemon_thread(prepare)
+        engine = await _in_daemon_thread(lambda: build_engine(path, self.settings))
+        activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
+        start = await activator.start_version()
+        await engine.start(start.policy_version, start.adapter_dir)
+        self._engine = engine
+        activator.confirm_started(start)
+        self._chat = ChatService(self.settings, engine, renderer, ChatLog(self.database, self.settings.reward), self.meters.completed)
+        prober = Prober(self.database, engine, renderer)
+        self._spawn(_logged(prober.sample(), "probes"))
+
+        async def activate() -> None:
+            report = await activator.poll()
+            if report is not None:
+                self.meters.swapped(report)
+                self._spawn(_logged(prober.sample(), "probes"))
+
+        self._scheduler.add(Job("policy activation", 0.5, activate))
+        if self._supervisor is not None:
+            # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
+            self._scheduler.add(Job("learner supervision", 1.0, self._supervisor.poll))
+
+    async def _renew_lease(self) -> None:
+        try:
+            async with self.database.write() as session:
+                await leases.renew(session, "serving", self._owner, time.time())
+        except LeaseLostError as error:
+            logger.critical("%s Ending: two serving processes on one database would undo each other's work.", error.message)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def _expire_overdue(self) -> None:
+        reward = self.settings.reward
+        default = None
+        if reward.default_score is not None:
+            default = score_to_reward(reward.default_score, reward.score_min, reward.score_max)
+        async with self.database.write() as session:
+            await lifecycle.expire_overdue(session, time.time(), default)
+
+    async def _release_lapsed(self) -> None:
+        async with self.database.write() as session:
+            released = await lifecycle.release_lapsed(session, time.time())
+        if released:
+            logger.warning("%d trajectories of a lapsed claim are back in the queue", released)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
+    try:
+        await work
+    except Exception:
+        logger.exception("%s failed", name)
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but a process that ends does not wait for it: a first conversion of the model takes longer than Ctrl-C may."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future

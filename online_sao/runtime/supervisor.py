@@ -1,0 +1,89 @@
+"""Keeps the learner process alive beside the server. Owns its start, restarts with back-off and end; knows nothing of what it learns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY_SECONDS = 1.0
+LONGEST_DELAY_SECONDS = 60.0
+HEALTHY_SECONDS = 60.0
+"""A child that lived this long is restarted with the first delay again."""
+TERMINATE_SECONDS = 2.5
+"""What a child is given between SIGTERM and SIGKILL. It may be inside an update; any instant is safe to be killed at."""
+
+LEARNER_COMMAND = (sys.executable, "-m", "online_sao.cli", "learn")
+
+
+class Supervisor:
+    """``poll`` about once a second; ``stop`` once."""
+
+    def __init__(self, environment: Mapping[str, str], command: Sequence[str] = LEARNER_COMMAND) -> None:
+        self._environment = dict(environment)
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._delay = FIRST_DELAY_SECONDS
+        self._next_start = 0.0
+        self._stopping = False
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    async def poll(self) -> None:
+        """Start the child where there is none and its delay is over; notice one that has ended."""
+        if self._stopping:
+            return
+        now = time.monotonic()
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            self._process = None
+            self.restarts += 1
+            if now - self._started_at >= HEALTHY_SECONDS:
+                self._delay = FIRST_DELAY_SECONDS
+            logger.warning("the learner ended (%s); starting it again in %.0f s", _how(code), self._delay)
+            self._next_start = now + self._delay
+            self._delay = min(LONGEST_DELAY_SECONDS, self._delay * 2)
+        if now >= self._next_start:
+            self._started_at = now
+            # A group of its own: Ctrl-C in the terminal reaches the server, which then ends the learner in its own time.
+            self._process = subprocess.Popen(self._command, env={**os.environ, **self._environment}, process_group=0, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+            logger.info("learner started (pid %d)", self._process.pid)
+
+    def terminate(self) -> None:
+        """Ask the child to end, and start it no more. Returns at once."""
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """End the child: SIGTERM, then SIGKILL to its whole group. Returns when it is gone."""
+        self.terminate()
+        if self._process is None:
+            return
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while self._process.poll() is None:
+            if time.monotonic() >= deadline:
+                logger.warning("the learner did not end in %.1f s; killing it", TERMINATE_SECONDS)
+                self._signal(signal.SIGKILL)
+                deadline = float("inf")
+            await asyncio.sleep(0.05)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,225 @@
+"""The chat use case: a request becomes sampled choices, each a row before its first byte and a completed row before its last.
+
+Owns admission, the running requests, and what becomes of each choice (completed, abandoned, failed). Knows nothing of HTTP: it takes a ChatCommand
+and yields typed events. Sampling runs in tasks of its own, so that neither a client that leaves nor a cancelled handler can lose what was sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from online_sao.config import Settings
+from online_sao.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    OnlineSAOError,
+    OverloadedError,
+    VersionNotLoadedError,
+)
+from online_sao.inference.decoding import StreamDecoder
+from online_sao.inference.engine import InferenceEngine
+from online_sao.inference.renderer import Renderer
+from online_sao.service.chat_log import ChatLog
+from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, Outcome, TextDelta
+from online_sao.service.sampling import ChoiceSampler
+from online_sao.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_INLINE_CHARACTERS = 20_000
+"""Longer prompts are tokenised in a thread: the event loop must not stand still for other requests' tokens."""
+
+
+class ChatRun:
+    """One admitted request. Read ``events`` once; call ``abandon`` if nobody wants the rest."""
+
+    def __init__(self, request: AdmittedRequest) -> None:
+        self.request = request
+        self.events_queue: asyncio.Queue[ChatEvent | OnlineSAOError] = asyncio.Queue()
+        self.samplers: list[ChoiceSampler] = []
+        self.unfinished = request.command.n
+
+    async def events(self) -> AsyncIterator[ChatEvent]:
+        """The events of all choices as they happen, until each is done. Raises EngineError where the engine failed one."""
+        waiting = self.request.command.n
+        while waiting:
+            event = await self.events_queue.get()
+            if isinstance(event, OnlineSAOError):
+                self.abandon()
+                raise event
+            waiting -= isinstance(event, ChoiceDone)
+            yield event
+
+    def abandon(self) -> None:
+        """The client has left: every choice still running is aborted in the engine at once and its row completed with what was sampled."""
+        for sampler in self.samplers:
+            sampler.abandon()
+
+
+class ChatService:
+    """``observe`` is told of every choice that ended, after its row is written."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: InferenceEngine,
+        renderer: Renderer,
+        log: ChatLog,
+        observe: Callable[[AdmittedRequest, Outcome], None] = lambda _request, _outcome: None,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._renderer = renderer
+        self._log = log
+        self._observe = observe
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: set[ChatRun] = set()
+        self._active = 0
+        self._closing = False
+        self._seconds_per_choice = 1.0
+
+    @property
+    def active_choices(self) -> int:
+        """Choices admitted and not yet on disk, running or waiting."""
+        return self._active
+
+    async def start(self, command: ChatCommand) -> ChatRun:
+        """Check, admit and log a request, and begin to sample it.
+
+        Raises ModelNotFoundError, VersionNotLoadedError, ContextLengthError, OverloadedError, NotReadyError (shutting down).
+        """
+        if self._closing:
+            raise NotReadyError("The server is shutting down.")
+        self._check_model(command.model)
+        prompt_ids = await self._render(command.messages)
+        sampling, requested = self._sampling(command, len(prompt_ids))
+        self._admit(command.n)
+        try:
+            request = AdmittedRequest(
+                completion_id=f"chatcmpl-{uuid.uuid4().hex}",
+                command=command,
+                created_at=time.time(),
+                prompt_ids=prompt_ids,
+                sampling=sampling,
+                requested=requested,
+                policy_version=self._engine.policy_version,
+                not_trainable_reason=sampling.not_trainable_reason() if command.store else "store_false",
+            )
+            rows = await self._log.open(request)
+        except BaseException:
+            self._active -= command.n
+            raise
+        return self._begin(request, rows)
+
+    async def close(self, grace_seconds: float) -> None:
+        """Admit nobody any more; give running requests ``grace_seconds`` to end, then abandon them and wait until their rows are written."""
+        self._closing = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_seconds)
+        for run in list(self._runs):
+            run.abandon()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _check_model(self, model: str) -> None:
+        name, at, version = model.partition("@v")
+        if name != self._settings.policy.name or (at and not version.isdecimal()):
+            raise ModelNotFoundError(
+                f"There is no model {model[:80]!r}; this server has {self._settings.policy.name!r} (version N as '…@vN').",
+                param="model",
+            )
+        if at and int(version) != self._engine.policy_version:
+            raise VersionNotLoadedError(
+                f"Version {int(version)} of {name} is not loaded; version {self._engine.policy_version} is being served.", param="model"
+            )
+
+    async def _render(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+        if sum(len(str(message["content"])) for message in messages) > _INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._renderer.render, messages)
+        return self._renderer.render(messages)
+
+    def _sampling(self, command: ChatCommand, prompt_tokens: int) -> tuple[SamplingParams, dict[str, Any] | None]:
+        """What will really be sampled with, and what was asked for where exploration settings replaced it."""
+        limit = self._settings.engine.max_context_tokens
+        wanted = command.max_tokens if command.max_tokens is not None else 1
+        if prompt_tokens + wanted > limit:
+            asked = f"{command.max_tokens} for the completion" if command.max_tokens is not None else "at least 1 for the completion"
+            raise ContextLengthError(
+                f"This model's context is {limit} tokens. You asked for {prompt_tokens + wanted}: {prompt_tokens} in the messages, {asked}. "
+                "Shorten the messages or the completion.",
+                param="messages",
+            )
+        max_tokens = command.max_tokens or min(self._settings.engine.default_max_tokens, limit - prompt_tokens)
+        exploration = self._settings.exploration
+        temperature, top_p = command.temperature, command.top_p
+        requested = None
+        if exploration.neutralise_sampling and (temperature == 0.0 or top_p < 1.0):
+            requested = {"temperature": temperature, "top_p": top_p}
+            temperature, top_p = (temperature or exploration.temperature), 1.0
+        return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=command.stop), requested
+
+    def _admit(self, n: int) -> None:
+        """Reserve n places, or raise. No await between the check and the reservation."""
+        capacity = self._settings.engine.max_concurrent + self._settings.engine.max_queue
+        if n > capacity:
+            raise InvalidRequestError(f"'n' is {n}, but this server holds {capacity} completions at most.", param="n")
+        if self._active + n > capacity:
+            rounds = math.ceil((self._active + n - capacity) / self._settings.engine.max_concurrent)
+            wait = min(60, max(1, math.ceil(rounds * self._seconds_per_choice)))
+            raise OverloadedError(f"All {capacity} places for completions are taken; try again in {wait} s.", retry_after=wait)
+        self._active += n
+
+    def _begin(self, request: AdmittedRequest, rows: Sequence[int]) -> ChatRun:
+        run = ChatRun(request)
+        self._runs.add(run)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._active -= 1
+            run.unfinished -= 1
+            if not run.unfinished:
+                self._runs.discard(run)
+
+        for choice, row in enumerate(rows):
+            decoder = StreamDecoder(self._renderer, request.sampling.stop)
+            sampler = ChoiceSampler(self._engine, decoder, request, choice, self._renderer.eos_token_ids)
+            run.samplers.append(sampler)
+            task = asyncio.create_task(self._serve_choice(run, choice, row, sampler), name=f"serve {request.completion_id}-{choice}")
+            self._tasks.add(task)
+            task.add_done_callback(done)
+        return run
+
+    async def _serve_choice(self, run: ChatRun, choice: int, row: int, sampler: ChoiceSampler) -> None:
+        """Sample one choice and complete its row, whatever happens; then tell whoever still listens."""
+        tell = run.events_queue.put_nowait
+        try:
+            outcome = await sampler.run(lambda text, version: tell(TextDelta(choice, text, version)))
+            reason = await self._log.complete(row, run.request, outcome)
+        except Exception:
+            logger.exception("%s choice %d could not be completed", run.request.completion_id, choice)
+            tell(EngineError("The completion could not be logged; nothing more of it will be sent."))
+            return
+        self._note_duration(outcome)
+        self._observe(run.request, outcome)
+        if outcome.error is not None:
+            tell(EngineError(f"The engine failed this request: {outcome.error}"))
+            return
+        completion = outcome.completion
+        if completion.finish_reason == "abandoned":
+            # Only the server's own end is still listened to here: a client that left hears nothing.
+            tell(NotReadyError("The server is shutting down; the completion was cut short."))
+            return
+        tell(ChoiceDone(choice, completion.finish_reason, len(completion.token_ids), outcome.newest_version, reason))
+
+    def _note_duration(self, outcome: Outcome) -> None:
+        """Moving average of a choice's seconds in the engine: what Retry-After is reckoned from."""
+        self._seconds_per_choice += 0.1 * (outcome.seconds - self._seconds_per_choice)

@@ -1,0 +1,121 @@
+"""One choice in the engine: tokens in, text out, stopped at a stop string, aborted when nobody wants it. Owns the Outcome, so that whatever happened,
+what was sampled is known. Knows nothing of rows or clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+
+from online_sao.inference.decoding import StreamDecoder
+from online_sao.inference.engine import EngineRequest, InferenceEngine, TokenDelta
+from online_sao.service.chat_records import AdmittedRequest, Outcome
+from online_sao.types import Completion, FinishReason, VersionSpan
+
+OnText = Callable[[str, int], None]
+"""Called with each piece of new text and the policy version that produced its last token."""
+
+
+class ChoiceSampler:
+    """Samples one choice. ``run`` once; ``abandon`` at any time, from the same event loop."""
+
+    def __init__(
+        self, engine: InferenceEngine, decoder: StreamDecoder, request: AdmittedRequest, choice: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._engine = engine
+        self._decoder = decoder
+        self._request = EngineRequest(
+            request_id=f"{request.completion_id}-{choice}",
+            prompt_ids=request.prompt_ids,
+            max_tokens=request.sampling.max_tokens,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            eos_token_ids=eos_token_ids,
+        )
+        self._admitted_version = request.policy_version
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._finish: FinishReason | None = None
+        self._first_token_at: float | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Abort the engine request at once. What was sampled so far stays; a choice that is already finished is left as it is."""
+        self._abandoned = True
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def run(self, on_text: OnText) -> Outcome:
+        """Sample until the end, an abandon, or the engine's failure. Never raises for any of them."""
+        started = time.monotonic()
+        error: BaseException | None = None
+        if not self._abandoned:
+            # A task of its own: abandoning cancels the sampling and nothing else, least of all the caller that writes the row.
+            self._pump = asyncio.create_task(self._sample(on_text), name=self._request.request_id)
+            try:
+                await asyncio.wait({self._pump})
+            finally:
+                self._pump.cancel()
+            error = None if self._pump.cancelled() else self._pump.exception()
+        if self._finish is None:
+            self._finish = "error" if error is not None else "abandoned"
+        tail = self._decoder.finish()
+        if self._finish in ("stop", "length"):
+            if self._decoder.stopped:
+                self._finish = "stop"
+            if tail:
+                on_text(tail, self._newest())
+        return Outcome(
+            completion=Completion(tuple(self._token_ids), tuple(self._logprobs), _spans(self._versions), self._decoder.text, self._finish),
+            oldest_version=min(self._versions, default=self._admitted_version),
+            newest_version=self._newest(),
+            first_token_at=self._first_token_at,
+            completed_at=time.time(),
+            seconds=time.monotonic() - started,
+            error=str(error) if error is not None else None,
+        )
+
+    async def _sample(self, on_text: OnText) -> None:
+        async with aclosing(cast(AsyncGenerator[TokenDelta, None], self._engine.generate(self._request))) as deltas:
+            async for delta in deltas:
+                text = self._take(delta)
+                if text:
+                    on_text(text, delta.policy_version)
+                if self._finish is not None:
+                    return
+        raise RuntimeError("the engine ended the completion without a finish reason")
+
+    def _take(self, delta: TokenDelta) -> str:
+        """Record a delta's tokens up to the one that completes a stop string; the text that may be shown now."""
+        if self._first_token_at is None and delta.token_ids:
+            self._first_token_at = time.time()
+        text = ""
+        for token_id, logprob in zip(delta.token_ids, delta.behavior_logprobs, strict=True):
+            self._token_ids.append(token_id)
+            self._logprobs.append(logprob)
+            self._versions.append(delta.policy_version)
+            text += self._decoder.push(token_id)
+            if self._decoder.stopped:
+                self._finish = "stop"
+                return text
+        self._finish = delta.finish_reason
+        return text
+
+    def _newest(self) -> int:
+        return max(self._versions, default=self._admitted_version)
+
+
+def _spans(versions: list[int]) -> tuple[VersionSpan, ...]:
+    """Runs of equal versions over [0, len)."""
+    spans: list[VersionSpan] = []
+    start = 0
+    for end in range(1, len(versions) + 1):
+        if end == len(versions) or versions[end] != versions[start]:
+            spans.append(VersionSpan(start, end, versions[start]))
+            start = end
+    return tuple(spans)
