@@ -43,6 +43,19 @@ async def current(session: AsyncSession, interaction_id: int) -> dict[str, Feedb
     return {row.metric: row for row in await session.scalars(query)}
 
 
+async def standing(session: AsyncSession, interaction_id: int, metric: str) -> tuple[FeedbackRow | None, FeedbackRow | None]:
+    """The current score of one metric, and the newest refused one: what a further score is compared with."""
+    query = select(FeedbackRow).where(
+        FeedbackRow.interaction_id == interaction_id,
+        FeedbackRow.metric == metric,
+        FeedbackRow.superseded_by.is_(None),
+    )
+    rows = sorted(await session.scalars(query), key=lambda row: row.created_at)
+    counting = [row for row in rows if row.refused_reason is None]
+    refused = [row for row in rows if row.refused_reason is not None]
+    return counting[-1] if counting else None, refused[-1] if refused else None
+
+
 async def supersede(session: AsyncSession, feedback_id: str, *, by: str) -> None:
     await session.execute(update(FeedbackRow).where(FeedbackRow.id == feedback_id).values(superseded_by=by))
 

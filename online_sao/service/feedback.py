@@ -1,0 +1,237 @@
+"""Scores: from what a client sends to a receipt. Owns the rules of which score counts; knows nothing of HTTP or of how a reward trains.
+
+A score is on disk before its receipt is returned. One transaction per score; nothing else happens inside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from online_sao.config import RewardSettings, Settings
+from online_sao.errors import (
+    CompletionNotFoundError,
+    FeedbackNotFoundError,
+    IdempotencyConflictError,
+    InvalidRequestError,
+    InvalidScoreError,
+    UnsupportedFeatureError,
+)
+from online_sao.experience.rewards import combine
+from online_sao.publishing import lifecycle
+from online_sao.service.receipt_loading import receipts_of
+from online_sao.service.receipts import Receipt
+from online_sao.storage.repositories import feedback, interactions, trajectories
+from online_sao.storage.session import Database
+from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
+from online_sao.types import Feedback, TrajectoryState
+
+ALREADY_USED = "already_used"
+_USED = frozenset({TrajectoryState.CLAIMED, TrajectoryState.TRAINED, TrajectoryState.REJECTED})
+_MAX_COMMENT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackSubmission:
+    """A score as it was sent. ``value`` is the JSON value, unconverted: a string "0.7" is refused, not read."""
+
+    completion_id: str | None
+    value: object
+    choice: int = 0
+    metric: str = "score"
+    comment: str | None = None
+    idempotency_key: str | None = None
+    episode_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """A submission whose every field has been checked."""
+
+    completion_id: str
+    choice: int
+    metric: str
+    value: float
+    comment: str | None
+    idempotency_key: str | None
+
+    @property
+    def digest(self) -> str:
+        body = [self.completion_id, self.choice, self.metric, self.value, self.comment]
+        return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+class FeedbackService:
+    """``clock`` returns Unix seconds."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._reward = settings.reward
+        self._clock = clock
+
+    async def submit(self, submission: FeedbackSubmission) -> tuple[Receipt, bool]:
+        """Record a score. Returns its receipt and whether a new score was recorded (False: an equal one stands already).
+
+        Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError, and
+        UnsupportedFeatureError for an episode.
+        """
+        score = _checked(submission, self._reward)
+        try:
+            return await self._record(score)
+        except IntegrityError:
+            # Another transaction used the same idempotency key between our look and our insert; now its row can be seen.
+            if score.idempotency_key is None:
+                raise
+            return await self._record(score)
+
+    async def get(self, feedback_id: str) -> Receipt:
+        """The receipt as it stands now. Raises FeedbackNotFoundError."""
+        if _storable(feedback_id):
+            async with self._database.read() as session:
+                row = await feedback.by_id(session, feedback_id)
+                if row is not None:
+                    return (await receipts_of(session, [row.id]))[row.id]
+        raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
+
+    async def _record(self, score: _Score) -> tuple[Receipt, bool]:
+        async with self._database.write() as session:
+            feedback_id, created = await self._replayed(session, score), False
+            if feedback_id is None:
+                interaction = await _target(session, score)
+                feedback_id, created = await self._store(session, interaction, score)
+            return (await receipts_of(session, [feedback_id]))[feedback_id], created
+
+    async def _replayed(self, session: AsyncSession, score: _Score) -> str | None:
+        """The score that was answered under this idempotency key before, if any."""
+        if score.idempotency_key is None:
+            return None
+        row = await feedback.by_idempotency_key(session, score.idempotency_key)
+        if row is None:
+            return None
+        if row.body_digest != score.digest:
+            raise IdempotencyConflictError(
+                f"The idempotency key {score.idempotency_key!r} was used for another body. Use a new key for a new score.", param="idempotency_key"
+            )
+        return row.superseded_by if row.refused_reason == feedback.DUPLICATE else row.id
+
+    async def _store(self, session: AsyncSession, interaction: InteractionRow, score: _Score) -> tuple[str, bool]:
+        trajectory = await trajectories.by_interaction(session, interaction.id, lock=True)
+        current, refused = await feedback.standing(session, interaction.id, score.metric)
+        now = self._clock()
+        row = FeedbackRow(
+            id=f"fb-{uuid.uuid4().hex}",
+            interaction_id=interaction.id,
+            metric=score.metric,
+            value=score.value,
+            # What is not to be stored, or was erased, keeps no text.
+            comment=score.comment if interaction.stored else None,
+            idempotency_key=score.idempotency_key,
+            body_digest=score.digest,
+            superseded_by=None,
+            refused_reason=None,
+            created_at=now,
+        )
+        for standing in (current, refused):
+            if standing is not None and standing.value == row.value and row.comment in (None, standing.comment):
+                if row.idempotency_key is not None:
+                    row.refused_reason, row.superseded_by = feedback.DUPLICATE, standing.id
+                    await feedback.insert(session, row)
+                return standing.id, False
+        if trajectory is not None and trajectory.state in _USED:
+            row.refused_reason = ALREADY_USED
+        await feedback.insert(session, row)
+        if row.refused_reason is None:
+            if current is not None:
+                await feedback.supersede(session, current.id, by=row.id)
+            if trajectory is not None:
+                await apply_scores(session, trajectory, self._reward, now)
+        return row.id, True
+
+
+async def apply_scores(session: AsyncSession, trajectory: TrajectoryRow, settings: RewardSettings, now: float) -> None:
+    """Give a trajectory the reward of its interaction's current scores: PENDING → READY, or another reward while READY.
+
+    Nothing happens in any other state, or where no score carries weight. Part of the transaction that stores a score, and of the one that
+    completes an interaction (its scores may have come first).
+    """
+    if trajectory.state not in (TrajectoryState.PENDING, TrajectoryState.READY):
+        return
+    scores = (await feedback.current(session, trajectory.interaction_id)).values()
+    # A score given while the configured range was wider counts as the nearest end of today's.
+    low, high = settings.score_min, settings.score_max
+    reward = combine([Feedback(row.metric, min(max(row.value, low), high)) for row in scores], settings.metric_weights, low, high)
+    if reward is None:
+        return
+    if trajectory.state == TrajectoryState.PENDING:
+        await lifecycle.make_ready(session, [trajectory.id], reward, now)
+    elif reward != trajectory.reward:
+        await trajectories.replace_reward(session, trajectory.id, reward, now)
+
+
+async def _target(session: AsyncSession, score: _Score) -> InteractionRow:
+    interaction = await interactions.get(session, score.completion_id, score.choice, lock=True)
+    if interaction is not None:
+        return interaction
+    choices = len(await interactions.by_completion(session, score.completion_id))
+    if not choices:
+        raise CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
+    numbers = "choice 0" if choices == 1 else f"choices 0 to {choices - 1}"
+    raise InvalidRequestError(f"Completion {score.completion_id} has {choices} ({numbers}); there is no choice {score.choice}.", param="choice")
+
+
+def _checked(submission: FeedbackSubmission, settings: RewardSettings) -> _Score:
+    if submission.episode_id is not None:
+        raise UnsupportedFeatureError("Episodes cannot be scored yet: score each completion by its completion_id.", param="episode_id")
+    if not submission.completion_id:
+        raise InvalidRequestError("Name the completion that is scored: completion_id is missing.", param="completion_id")
+    if not _storable(submission.completion_id):
+        raise CompletionNotFoundError("There is no such completion.", param="completion_id")
+    return _Score(
+        completion_id=submission.completion_id,
+        choice=submission.choice,
+        metric=_text(submission.metric, "metric", 64) or "",
+        value=_score_value(submission.value, settings),
+        comment=_text(submission.comment, "comment", _MAX_COMMENT),
+        idempotency_key=_text(submission.idempotency_key, "idempotency_key", 256),
+    )
+
+
+def _score_value(value: object, settings: RewardSettings) -> float:
+    low, high = settings.score_min, settings.score_max
+    if isinstance(value, bool):
+        return high if value else low
+    # NaN fails every comparison, infinities and integers too large for a float fail this one.
+    if isinstance(value, (int, float)) and low <= value <= high:
+        return float(value)
+    raise InvalidScoreError(f"value must be a number from {low:g} to {high:g}, or true or false, not {_shown(value)}.", param="value")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"the string {value[:40]!r}"
+    if isinstance(value, (int, float)):
+        # repr of a very long integer raises.
+        return repr(value) if abs(value) < 1e100 or isinstance(value, float) else "an integer of more than 100 digits"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def _text(text: str | None, param: str, limit: int) -> str | None:
+    if text is None:
+        return None
+    if not (text or param == "comment") or len(text) > limit or not _storable(text):
+        raise InvalidRequestError(f"{param} must be 1 to {limit} characters of text, without NUL or lone surrogates.", param=param)
+    return text or None
+
+
+def _storable(text: str) -> bool:
+    """Whether any database takes it: PostgreSQL refuses NUL, and a lone surrogate has no UTF-8."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,114 @@
+"""What became of a score, derived from the rows it touched. Owns the derivation; a receipt is never stored. Knows nothing of the database session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, TrajectoryRow, UpdateRow
+from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState, VersionState
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The answer to a score, field by field as HTTP shows it. ``created`` and ``updated`` are Unix seconds.
+
+    ``reward`` (in units of the reward, not of the score), ``update`` and ``masked_fraction`` are set once an update has used the score;
+    ``policy_version`` is the version that update published.
+    """
+
+    id: str
+    object: str
+    completion_id: str
+    choice: int
+    metric: str
+    value: float
+    status: ReceiptStatus
+    reason: str | None
+    reward: float | None
+    update: int | None
+    policy_version: int | None
+    masked_fraction: float | None
+    created: float
+    updated: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRows:
+    """Everything a receipt is derived from. ``replacement`` is the score that took this one's place; ``version`` the one ``update`` published;
+    ``abandoned``: that version is not on the learner's lineage any more."""
+
+    feedback: FeedbackRow
+    interaction: InteractionRow
+    trajectory: TrajectoryRow | None = None
+    update: UpdateRow | None = None
+    version: PolicyVersionRow | None = None
+    replacement: FeedbackRow | None = None
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    status: ReceiptStatus
+    reason: str | None
+    at: float
+    used: bool = False
+
+
+def derive(rows: ReceiptRows) -> Receipt:
+    """The receipt as it stands. Pure."""
+    feedback, interaction, trajectory = rows.feedback, rows.interaction, rows.trajectory
+    outcome = _outcome(rows)
+    used = trajectory if outcome.used else None
+    return Receipt(
+        id=feedback.id,
+        object="feedback",
+        completion_id=interaction.completion_id,
+        choice=interaction.choice,
+        metric=feedback.metric,
+        value=feedback.value,
+        status=outcome.status,
+        reason=outcome.reason,
+        reward=used.reward if used else None,
+        update=used.update_number if used else None,
+        policy_version=rows.version.version if used and rows.version else None,
+        masked_fraction=used.masked_fraction if used else None,
+        created=feedback.created_at,
+        updated=max(feedback.created_at, outcome.at),
+    )
+
+
+def _outcome(rows: ReceiptRows) -> _Outcome:
+    feedback, interaction, trajectory = rows.feedback, rows.interaction, rows.trajectory
+    if feedback.refused_reason is not None:
+        return _Outcome(ReceiptStatus.NOT_TRAINABLE, feedback.refused_reason, feedback.created_at)
+    if feedback.superseded_by is not None:
+        at = rows.replacement.created_at if rows.replacement else feedback.created_at
+        return _Outcome(ReceiptStatus.SUPERSEDED, f"replaced by {feedback.superseded_by}", at)
+    if trajectory is None:
+        if not interaction.stored:
+            return _Outcome(ReceiptStatus.NOT_TRAINABLE, "store_false", feedback.created_at)
+        if interaction.status == InteractionStatus.GENERATING:
+            return _Outcome(ReceiptStatus.RECEIVED, None, feedback.created_at)
+        return _Outcome(ReceiptStatus.NOT_TRAINABLE, interaction.status, feedback.created_at)
+    return _of_trajectory(TrajectoryState(trajectory.state), trajectory, rows)
+
+
+def _of_trajectory(state: TrajectoryState, trajectory: TrajectoryRow, rows: ReceiptRows) -> _Outcome:
+    at = trajectory.updated_at
+    if state is TrajectoryState.PENDING:
+        return _Outcome(ReceiptStatus.RECEIVED, None, at)
+    if state in (TrajectoryState.READY, TrajectoryState.CLAIMED):
+        return _Outcome(ReceiptStatus.QUEUED, None, at)
+    if state is TrajectoryState.EXPIRED:
+        return _Outcome(ReceiptStatus.EXPIRED, trajectory.reason, at)
+    if state is TrajectoryState.NOT_TRAINABLE:
+        return _Outcome(ReceiptStatus.NOT_TRAINABLE, trajectory.reason, at)
+    if state is TrajectoryState.REJECTED:
+        return _Outcome(ReceiptStatus.REJECTED, trajectory.reason, at, used=True)
+    version = rows.version
+    if rows.abandoned:
+        return _Outcome(ReceiptStatus.ROLLED_BACK, f"policy version {version.version} was rolled back" if version else None, at, used=True)
+    if version is not None and version.activated_at is not None:
+        return _Outcome(ReceiptStatus.LIVE, None, max(at, version.activated_at), used=True)
+    failed = version is not None and version.state == VersionState.FAILED
+    return _Outcome(ReceiptStatus.TRAINED, f"policy version failed: {version.reason}" if failed and version else None, at, used=True)
