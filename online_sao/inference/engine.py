@@ -63,6 +63,10 @@ class InferenceEngine(Protocol):
     def policy_version(self) -> int:
         """The version that samples the next token."""
 
+    @property
+    def healthy(self) -> bool:
+        """Whether requests can be served now. Once False, only stop and start help."""
+
     def load(self) -> EngineLoad: ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:

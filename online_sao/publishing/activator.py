@@ -48,9 +48,9 @@ class Activator:
             version = policies.to_record(await policies.active(session))
         return StartVersion(version.version, await self._checked_folder(version), version.served_digest)
 
-    def confirm_started(self, start: StartVersion) -> None:
+    async def confirm_started(self, start: StartVersion) -> None:
         """Raises PolicyStoreError unless the started engine really serves the version it was told to."""
-        self._check_digest(start.served_digest)
+        _check_digest(start.served_digest, await asyncio.to_thread(self._engine.served_digest))
 
     async def poll(self) -> SwapReport | None:
         """Activate the oldest version that waits for it, if any does. Returns how the swap went; None: nothing waited, or it failed."""
@@ -69,7 +69,7 @@ class Activator:
             await self._move(version.version, VersionState.VERIFIED)
         try:
             report = await self._engine.swap(version.version, folder)
-            self._check_digest(version.served_digest)
+            _check_digest(version.served_digest, report.served_digest)
         except Exception as error:
             # Whatever it was, weights that nobody vouches for must not serve a token more than they have.
             await self._put_back(active)
@@ -93,11 +93,6 @@ class Activator:
             raise PolicyStoreError(f"{folder} holds version {manifest.version} of another publication than the database's version {version.version}.")
         return folder
 
-    def _check_digest(self, expected: tuple[float, ...]) -> None:
-        # Version 0 is the base model itself: nobody published an expectation for it.
-        if expected and not matches(expected, self._engine.served_digest()):
-            raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")
-
     async def _record(self, report: SwapReport) -> None:
         """One transaction: the version before is RETIRED, this one ACTIVE, the swap noted."""
         now = time.time()
@@ -115,8 +110,7 @@ class Activator:
 
     async def _put_back(self, active: PolicyVersion) -> None:
         folder = self._store / active.path if active.path is not None else None
-        await self._engine.swap(active.version, folder)
-        self._check_digest(active.served_digest)
+        _check_digest(active.served_digest, (await self._engine.swap(active.version, folder)).served_digest)
 
     async def _move(self, version: int, target: VersionState, reason: str | None = None) -> None:
         async with self._database.write() as session:
@@ -125,3 +119,9 @@ class Activator:
     async def _fail(self, version: int, reason: str) -> None:
         logger.error("policy version %d cannot be served and is set aside: %s", version, reason)
         await self._move(version, VersionState.FAILED, reason)
+
+
+def _check_digest(expected: tuple[float, ...], served: tuple[float, ...]) -> None:
+    # Version 0 is the base model itself: nobody published an expectation for it.
+    if expected and not matches(expected, served):
+        raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")

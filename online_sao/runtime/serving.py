@@ -20,6 +20,7 @@ from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
 from online_sao.experience.rewards import score_to_reward
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.renderer import Renderer
+from online_sao.inference.transformers_engine import TransformersEngine
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
@@ -147,12 +148,12 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await _in_daemon_thread(prepare)
-        engine = await _in_daemon_thread(lambda: build_engine(path, self.settings))
+        engine = TransformersEngine(self.settings.engine, path)
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
         start = await activator.start_version()
         await engine.start(start.policy_version, start.adapter_dir)
         self._engine = engine
-        activator.confirm_started(start)
+        await activator.confirm_started(start)
         self._chat = ChatService(self.settings, engine, renderer, ChatLog(self.database, self.settings.reward), self.meters.completed)
         prober = Prober(self.database, engine, renderer)
         self._spawn(_logged(prober.sample(), "probes"))

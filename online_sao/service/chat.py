@@ -211,7 +211,7 @@ class ChatService:
         self._note_duration(outcome)
         self._observe(run.request, outcome)
         if outcome.error is not None:
-            tell(EngineError(f"The engine failed this request: {outcome.error}"))
+            tell(outcome.error)
             return
         completion = outcome.completion
         if completion.finish_reason == "abandoned":

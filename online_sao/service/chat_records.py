@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from online_sao.errors import OnlineSAOError
 from online_sao.types import Completion, FinishReason, SamplingParams
 
 
@@ -49,7 +50,7 @@ class AdmittedRequest:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one choice in the engine. Versions are those of its tokens (the admitting one where it has none). ``seconds``: time in the
-    engine. ``error``: the engine's words where it failed."""
+    engine. ``error``: where the engine failed or refused it."""
 
     completion: Completion
     oldest_version: int
@@ -57,7 +58,7 @@ class Outcome:
     first_token_at: float | None
     completed_at: float
     seconds: float
-    error: str | None = None
+    error: OnlineSAOError | None = None
 
 
 @dataclass(frozen=True, slots=True)

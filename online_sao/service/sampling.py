@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import cast
 
+from online_sao.errors import EngineError, OnlineSAOError
 from online_sao.inference.decoding import StreamDecoder
 from online_sao.inference.engine import EngineRequest, InferenceEngine, TokenDelta
 from online_sao.service.chat_records import AdmittedRequest, Outcome
@@ -77,7 +78,7 @@ class ChoiceSampler:
             first_token_at=self._first_token_at,
             completed_at=time.time(),
             seconds=time.monotonic() - started,
-            error=str(error) if error is not None else None,
+            error=_as_ours(error),
         )
 
     async def _sample(self, on_text: OnText) -> None:
@@ -88,7 +89,7 @@ class ChoiceSampler:
                     on_text(text, delta.policy_version)
                 if self._finish is not None:
                     return
-        raise RuntimeError("the engine ended the completion without a finish reason")
+        raise EngineError("The engine ended the completion without a finish reason.")
 
     def _take(self, delta: TokenDelta) -> str:
         """Record a delta's tokens up to the one that completes a stop string; the text that may be shown now."""
@@ -108,6 +109,12 @@ class ChoiceSampler:
 
     def _newest(self) -> int:
         return max(self._versions, default=self._admitted_version)
+
+
+def _as_ours(error: BaseException | None) -> OnlineSAOError | None:
+    if error is None or isinstance(error, OnlineSAOError):
+        return error
+    return EngineError(f"The engine failed this request: {error or type(error).__name__}")
 
 
 def _spans(versions: list[int]) -> tuple[VersionSpan, ...]:
