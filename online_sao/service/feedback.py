@@ -27,10 +27,10 @@ from online_sao.errors import (
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
 from online_sao.service.receipt_loading import receipts_of
-from online_sao.service.receipts import Receipt
+from online_sao.service.receipts import Receipt, ReceiptRows, derive
 from online_sao.storage.repositories import feedback, interactions, trajectories
 from online_sao.storage.session import Database
-from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
+from online_sao.storage.tables import FeedbackRow, TrajectoryRow
 from online_sao.types import Feedback, TrajectoryState
 
 ALREADY_USED = "already_used"
@@ -73,7 +73,7 @@ class FeedbackService:
 
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self._database = database
-        self._reward = settings.reward
+        self._settings = settings.reward
         self._clock = clock
 
     async def submit(self, submission: FeedbackSubmission) -> tuple[Receipt, bool]:
@@ -82,7 +82,7 @@ class FeedbackService:
         Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError, and
         UnsupportedFeatureError for an episode.
         """
-        score = _checked(submission, self._reward)
+        score = _checked(submission, self._settings)
         try:
             return await self._record(score)
         except IntegrityError:
@@ -102,11 +102,16 @@ class FeedbackService:
 
     async def _record(self, score: _Score) -> tuple[Receipt, bool]:
         async with self._database.write() as session:
-            feedback_id, created = await self._replayed(session, score), False
-            if feedback_id is None:
-                interaction = await _target(session, score)
-                feedback_id, created = await self._store(session, interaction, score)
-            return (await receipts_of(session, [feedback_id]))[feedback_id], created
+            standing = await self._replayed(session, score)
+            if standing is None:
+                target = await feedback.target(session, score.completion_id, score.choice)
+                if target is None:
+                    raise await _no_target(session, score)
+                row = self._row(target, score)
+                standing = await _equal(session, target, row)
+                if standing is None:
+                    return await self._store(session, target, row), True
+            return (await receipts_of(session, [standing]))[standing], False
 
     async def _replayed(self, session: AsyncSession, score: _Score) -> str | None:
         """The score that was answered under this idempotency key before, if any."""
@@ -121,49 +126,57 @@ class FeedbackService:
             )
         return row.superseded_by if row.refused_reason == feedback.DUPLICATE else row.id
 
-    async def _store(self, session: AsyncSession, interaction: InteractionRow, score: _Score) -> tuple[str, bool]:
-        trajectory = await trajectories.by_interaction(session, interaction.id, lock=True)
-        current, refused = await feedback.standing(session, interaction.id, score.metric)
-        now = self._clock()
-        row = FeedbackRow(
+    def _row(self, target: feedback.Target, score: _Score) -> FeedbackRow:
+        trajectory = target.trajectory
+        return FeedbackRow(
             id=f"fb-{uuid.uuid4().hex}",
-            interaction_id=interaction.id,
+            interaction_id=target.interaction.id,
             metric=score.metric,
             value=score.value,
             # What is not to be stored, or was erased, keeps no text.
-            comment=score.comment if interaction.stored else None,
+            comment=score.comment if target.interaction.stored else None,
             idempotency_key=score.idempotency_key,
             body_digest=score.digest,
             superseded_by=None,
-            refused_reason=None,
-            created_at=now,
+            refused_reason=ALREADY_USED if trajectory is not None and trajectory.state in _USED else None,
+            created_at=self._clock(),
         )
-        for standing in (current, refused):
-            if standing is not None and standing.value == row.value and row.comment in (None, standing.comment):
-                if row.idempotency_key is not None:
-                    row.refused_reason, row.superseded_by = feedback.DUPLICATE, standing.id
-                    await feedback.insert(session, row)
-                return standing.id, False
-        if trajectory is not None and trajectory.state in _USED:
-            row.refused_reason = ALREADY_USED
+
+    async def _store(self, session: AsyncSession, target: feedback.Target, row: FeedbackRow) -> Receipt:
         await feedback.insert(session, row)
         if row.refused_reason is None:
-            if current is not None:
-                await feedback.supersede(session, current.id, by=row.id)
-            if trajectory is not None:
-                await apply_scores(session, trajectory, self._reward, now)
-        return row.id, True
+            current = target.current
+            if row.metric in current:
+                await feedback.supersede(session, current[row.metric].id, by=row.id)
+            if target.trajectory is not None:
+                await _reward(session, target.trajectory, [*({**current, row.metric: row}).values()], self._settings, row.created_at)
+        return derive(ReceiptRows(row, target.interaction, target.trajectory))
+
+
+async def _equal(session: AsyncSession, target: feedback.Target, row: FeedbackRow) -> str | None:
+    """The score that ``row`` only repeats, if there is one. The key it came under is kept."""
+    for standing in target.standing(row.metric):
+        if standing.value == row.value and row.comment in (None, standing.comment):
+            if row.idempotency_key is not None:
+                row.refused_reason, row.superseded_by = feedback.DUPLICATE, standing.id
+                await feedback.insert(session, row)
+            return standing.id
+    return None
 
 
 async def apply_scores(session: AsyncSession, trajectory: TrajectoryRow, settings: RewardSettings, now: float) -> None:
-    """Give a trajectory the reward of its interaction's current scores: PENDING → READY, or another reward while READY.
+    """Give a trajectory the reward of the scores its interaction has so far: PENDING → READY.
 
-    Nothing happens in any other state, or where no score carries weight. Part of the transaction that stores a score, and of the one that
-    completes an interaction (its scores may have come first).
+    Part of the transaction that completes an interaction: a score may have come before its trajectory existed. Nothing happens where the
+    trajectory cannot train, or where no score carries weight.
     """
+    await _reward(session, trajectory, [*(await feedback.current(session, trajectory.interaction_id)).values()], settings, now)
+
+
+async def _reward(session: AsyncSession, trajectory: TrajectoryRow, scores: list[FeedbackRow], settings: RewardSettings, now: float) -> None:
+    """PENDING → READY, or another reward while READY; nothing in any other state."""
     if trajectory.state not in (TrajectoryState.PENDING, TrajectoryState.READY):
         return
-    scores = (await feedback.current(session, trajectory.interaction_id)).values()
     # A score given while the configured range was wider counts as the nearest end of today's.
     low, high = settings.score_min, settings.score_max
     reward = combine([Feedback(row.metric, min(max(row.value, low), high)) for row in scores], settings.metric_weights, low, high)
@@ -175,15 +188,12 @@ async def apply_scores(session: AsyncSession, trajectory: TrajectoryRow, setting
         await trajectories.replace_reward(session, trajectory.id, reward, now)
 
 
-async def _target(session: AsyncSession, score: _Score) -> InteractionRow:
-    interaction = await interactions.get(session, score.completion_id, score.choice, lock=True)
-    if interaction is not None:
-        return interaction
+async def _no_target(session: AsyncSession, score: _Score) -> InvalidRequestError | CompletionNotFoundError:
     choices = len(await interactions.by_completion(session, score.completion_id))
     if not choices:
-        raise CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
+        return CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
     numbers = "choice 0" if choices == 1 else f"choices 0 to {choices - 1}"
-    raise InvalidRequestError(f"Completion {score.completion_id} has {choices} ({numbers}); there is no choice {score.choice}.", param="choice")
+    return InvalidRequestError(f"Completion {score.completion_id} has {choices} ({numbers}); there is no choice {score.choice}.", param="choice")
 
 
 def _checked(submission: FeedbackSubmission, settings: RewardSettings) -> _Score:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import aliased, load_only
 
 from online_sao.service.receipts import Receipt, ReceiptRows, derive
 from online_sao.storage.repositories import learner, policies
+from online_sao.storage.repositories.interactions import WITHOUT_CONTENT
 from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, TrajectoryRow, UpdateRow
 
 
@@ -18,6 +19,7 @@ async def receipts_of(session: AsyncSession, feedback_ids: Sequence[str]) -> dic
     replacement = aliased(FeedbackRow)
     query = (
         select(FeedbackRow, InteractionRow, TrajectoryRow, UpdateRow, PolicyVersionRow, replacement)
+        .options(load_only(*WITHOUT_CONTENT))
         .join(InteractionRow, InteractionRow.id == FeedbackRow.interaction_id)
         .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == InteractionRow.id)
         .outerjoin(UpdateRow, UpdateRow.update_number == TrajectoryRow.update_number)

@@ -7,11 +7,14 @@ The current score of an interaction and metric is the one row that is neither su
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import load_only
 
-from online_sao.storage.tables import FeedbackRow
+from online_sao.storage.repositories.interactions import WITHOUT_CONTENT
+from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
 
 DUPLICATE = "duplicate"
 """``refused_reason`` of a row that repeats the current score under an idempotency key of its own. It exists so that the key is recognised
@@ -35,25 +38,55 @@ async def by_idempotency_key(session: AsyncSession, key: str) -> FeedbackRow | N
     return (await session.scalars(select(FeedbackRow).where(FeedbackRow.idempotency_key == key))).one_or_none()
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a score is given to. ``interaction`` carries no content columns; ``scores`` are the metric's and every other's, oldest first, without
+    those superseded and without duplicates."""
+
+    interaction: InteractionRow
+    trajectory: TrajectoryRow | None
+    scores: tuple[FeedbackRow, ...]
+
+    @property
+    def current(self) -> dict[str, FeedbackRow]:
+        return {row.metric: row for row in self.scores if row.refused_reason is None}
+
+    def standing(self, metric: str) -> list[FeedbackRow]:
+        """The scores a further one of this metric is compared with: the current one, and the newest that was refused."""
+        refused = [row for row in self.scores if row.metric == metric and row.refused_reason is not None]
+        counting = self.current.get(metric)
+        return ([counting] if counting else []) + refused[-1:]
+
+
+async def target(session: AsyncSession, completion_id: str, choice: int) -> Target | None:
+    """One choice of a completion with its trajectory and scores, held until the transaction ends."""
+    chosen = (InteractionRow.completion_id == completion_id, InteractionRow.choice == choice)
+    if session.get_bind().dialect.name != "sqlite":
+        # A query that waits for a lock sees the locked row as it is afterwards, but rows joined to it as they were before. So: lock, then look.
+        await session.execute(select(InteractionRow.id).where(*chosen).with_for_update())
+        await session.execute(
+            select(TrajectoryRow.id).join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id).where(*chosen).with_for_update()
+        )
+    query = (
+        select(InteractionRow, TrajectoryRow, FeedbackRow)
+        .options(load_only(*WITHOUT_CONTENT))
+        .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == InteractionRow.id)
+        .outerjoin(FeedbackRow, and_(FeedbackRow.interaction_id == InteractionRow.id, FeedbackRow.superseded_by.is_(None)))
+        .where(*chosen)
+    )
+    found = (await session.execute(query)).all()
+    if not found:
+        return None
+    scores = sorted((row for _, _, row in found if row is not None), key=lambda row: row.created_at)
+    return Target(found[0][0], found[0][1], tuple(scores))
+
+
 async def current(session: AsyncSession, interaction_id: int) -> dict[str, FeedbackRow]:
     """The current score of each metric of an interaction."""
     query = select(FeedbackRow).where(
         FeedbackRow.interaction_id == interaction_id, FeedbackRow.superseded_by.is_(None), FeedbackRow.refused_reason.is_(None)
     )
     return {row.metric: row for row in await session.scalars(query)}
-
-
-async def standing(session: AsyncSession, interaction_id: int, metric: str) -> tuple[FeedbackRow | None, FeedbackRow | None]:
-    """The current score of one metric, and the newest refused one: what a further score is compared with."""
-    query = select(FeedbackRow).where(
-        FeedbackRow.interaction_id == interaction_id,
-        FeedbackRow.metric == metric,
-        FeedbackRow.superseded_by.is_(None),
-    )
-    rows = sorted(await session.scalars(query), key=lambda row: row.created_at)
-    counting = [row for row in rows if row.refused_reason is None]
-    refused = [row for row in rows if row.refused_reason is not None]
-    return counting[-1] if counting else None, refused[-1] if refused else None
 
 
 async def supersede(session: AsyncSession, feedback_id: str, *, by: str) -> None:

@@ -16,6 +16,16 @@ from online_sao.errors import InvalidRequestError, LifecycleError
 from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
 from online_sao.types import Completion, Interaction, InteractionStatus, SamplingParams, TrajectoryState, VersionSpan
 
+WITHOUT_CONTENT = (
+    InteractionRow.id,
+    InteractionRow.completion_id,
+    InteractionRow.choice,
+    InteractionRow.status,
+    InteractionRow.stored,
+    InteractionRow.policy_version,
+)
+"""For load_only(): what a receipt needs, without the columns that hold hundreds of tokens."""
+
 
 async def insert_generating(session: AsyncSession, rows: Sequence[InteractionRow]) -> None:
     """Insert the choices of one request as ``generating`` and give each its ``id``. Rows with ``stored`` False lose all content first."""
