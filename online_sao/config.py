@@ -115,14 +115,17 @@ class LearningSettings(_Group):
     microbatch_tokens: int = Field(1024, gt=0)
     """Most tokens packed into one forward pass. Longer trajectories get a pass of their own."""
     policy_learning_rate: float | None = Field(None, gt=0)
+    """AdamW learning rate of the policy's adapter."""
     value_learning_rate: float | None = Field(None, gt=0)
+    """AdamW learning rate of the value model's adapter and head."""
     value_updates: int | None = Field(None, ge=0)
     """K: value updates before each policy update."""
     value_warmup_updates: int | None = Field(None, ge=0)
     """Value-only updates on the first batch, before the policy first moves."""
     epsilon_low: float | None = Field(None, gt=0)
+    """Lower width of the DIS band: a token is trained where 1 − epsilon_low < ratio < 1 + epsilon_high."""
     epsilon_high: float | None = Field(None, gt=0)
-    """DIS band: a token is trained where 1 − epsilon_low < ratio < 1 + epsilon_high."""
+    """Upper width of the DIS band."""
     anchor_coefficient: float | None = Field(None, ge=0)
     """β of the KL(current ‖ base) anchor. 0: no anchor."""
     max_policy_lag: int | None = Field(None, ge=0)
