@@ -13,12 +13,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-TARGETS: dict[str, tuple[str, ...]] = {"policy": ATTENTION_PROJECTIONS + MLP_PROJECTIONS, "value": MLP_PROJECTIONS}
-"""What each adapter adapts. The value model's attention is frozen (DESIGN §5, Values): it has no matrix there to train."""
+from online_sao.models.adapter import LORA_TARGETS, Adapter, adapted_matrices
 
 AdapterName = Literal["policy", "value"]
+TARGETS: dict[AdapterName, tuple[str, ...]] = {"policy": LORA_TARGETS, "value": ("gate_proj", "up_proj", "down_proj")}
+"""What each adapter adapts. The value model's attention is frozen (DESIGN §5, Values): it has no matrix there to train."""
+
+_PREFIX = "base_model.model."
 
 
 class Backbone:
@@ -30,6 +31,8 @@ class Backbone:
     def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int) -> None:
         self.lora_rank, self.lora_alpha = lora_rank, lora_alpha
         base.eval().requires_grad_(False)
+        # Before the adapters wrap them; shared with the model, not copied, because nothing here ever writes to them.
+        self.pristine = adapted_matrices(base)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
@@ -48,12 +51,21 @@ class Backbone:
     @property
     def module(self) -> nn.Module:
         """The whole wrapped module, for reading weights by name."""
-        return self._peft
+        module: nn.Module = self._peft
+        return module
 
     def adapter_parameters(self, adapter: AdapterName) -> dict[str, nn.Parameter]:
         """The LoRA parameters of one adapter by name, in a fixed order, whether it is active or not."""
         mark = f".{adapter}."
         return {name: parameter for name, parameter in self._peft.named_parameters() if "lora_" in name and mark in name}
+
+    def adapter(self, adapter: AdapterName) -> Adapter:
+        """One adapter as its matrices, by the module paths of the base model. The tensors are the live ones, detached."""
+        halves: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self.adapter_parameters(adapter).items():
+            path, _, half = name.removeprefix(_PREFIX).removesuffix(f".{adapter}.weight").rpartition(".lora_")
+            halves.setdefault(path, {})[half] = parameter.detach()
+        return Adapter({path: (pair["A"], pair["B"]) for path, pair in halves.items()}, self.lora_alpha / self.lora_rank)
 
     def hidden(self, adapter: AdapterName | None, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Final hidden states [T, H] of one packed sequence. ``position_ids`` [T] restart at 0 where a new trajectory begins.

@@ -1,0 +1,291 @@
+"""One learner: a policy, its value model, their optimisers, and the one update that moves them.
+
+Owns the order of DESIGN §5 (targets, K value updates, fresh values, advantages, one policy update) and follows whatever recipe it is given.
+
+Knows nothing of databases, versions, gates or files beyond its own state: whoever calls ``update`` takes a snapshot first and decides what becomes
+of the result. Not safe for concurrent use; every method is blocking.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from online_sao.algorithm.advantages import monte_carlo_returns
+from online_sao.algorithm.diagnostics import entropy, explained_variance
+from online_sao.algorithm.losses import anchor_loss, policy_loss, value_loss
+from online_sao.algorithm.recipes import CreditInputs, Recipe
+from online_sao.errors import OnlineSAOError
+from online_sao.experience.batching import PackedMicrobatch, TrainBatch
+from online_sao.learner import state as learner_state
+from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.report import PolicyPass, UpdateReport, ValuePass, data_metrics, masked_fractions, policy_metrics, value_metrics
+from online_sao.learner.state import LearnerIdentity, LearnerState, ValueRecord
+from online_sao.models.adapter import ADAPTER_WEIGHTS, MergedView, check_fits, read_adapter
+from online_sao.models.backbone import Backbone
+from online_sao.models.catalog import base_digest, load_model
+from online_sao.models.fingerprint import fingerprint
+from online_sao.models.policy import PolicyModel, token_logprobs
+from online_sao.models.value import ValueModel
+
+EXPLAINED_VARIANCE_TRAJECTORIES = 256
+"""The window of DESIGN §4: fewer trajectories make explained variance meaningless."""
+
+
+class UpdateCancelledError(OnlineSAOError):
+    """The update was told to stop half-way. The learner is in between two states: restore a snapshot, or throw it away."""
+
+
+class Learner:
+    """``base`` is used in place (frozen) and must be the model that ``digest`` names. ``seed`` fixes the adapters' initialisation."""
+
+    def __init__(self, base: PreTrainedModel, digest: str, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0) -> None:
+        self.recipe = recipe
+        self.identity = LearnerIdentity(digest, lora_rank, lora_alpha)
+        self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
+        self.policy = PolicyModel(self._backbone)
+        self.value = ValueModel(self._backbone)
+        self._policy_optimizer = self._optimizer(self.policy.parameters(), recipe.policy_learning_rate)
+        self._value_optimizer = self._optimizer(self.value.parameters(), recipe.value_learning_rate)
+        self._window: deque[ValueRecord] = deque(maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
+        self.updates = 0
+        """Updates these weights have been through."""
+        self._initial = self.snapshot()
+
+    @classmethod
+    def open(cls, model_path: Path, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0) -> Learner:
+        """A learner that stands on the base model in a folder of models.catalog."""
+        return cls(load_model(model_path), base_digest(model_path), recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
+
+    def _optimizer(self, parameters: Mapping[str, nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
+        recipe = self.recipe
+        return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, betas=recipe.adam_betas, weight_decay=recipe.weight_decay, fused=True)
+
+    # --- the update ---------------------------------------------------------------------------------------------------------------------
+
+    def update(self, batch: TrainBatch, cancelled: Callable[[], bool] = lambda: False) -> UpdateReport:
+        """One update on ``batch``: moves the value model, then the policy once. The very first also makes the recipe's value-only passes.
+
+        A step whose loss or gradients are not finite is not applied; nor is a policy step for which no token is left. ``cancelled`` is asked
+        before every microbatch. Raises UpdateCancelledError when it says yes.
+        """
+
+        def check() -> None:
+            if cancelled():
+                raise UpdateCancelledError("The update was cancelled.")
+
+        gamma = self.recipe.gamma
+        rewards = by_trajectory(batch, [microbatch.rewards for microbatch in batch.microbatches])
+        returns = [monte_carlo_returns(reward, _all(reward), gamma) for reward in rewards]
+        value_pass = self._train_values(batch, by_microbatch(batch, returns), check)
+        values = self._read_values(batch, check) if value_pass.updates else by_trajectory(batch, value_pass.values_before)
+        advantages = by_microbatch(batch, self.recipe.advantages([CreditInputs(r, v, _all(r)) for r, v in zip(rewards, values, strict=True)]))
+        policy_pass = self._train_policy(batch, advantages, check)
+        self.updates += 1
+        self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
+        metrics = {
+            **policy_metrics(policy_pass, advantages),
+            **value_metrics(value_pass, self._explained_variance(), len(self._window)),
+            **data_metrics(batch),
+        }
+        return UpdateReport(
+            metrics=metrics,
+            masked_fraction=masked_fractions(batch, policy_pass.weights),
+            ratio_histogram=policy_pass.ratio_histogram(),
+            problem=value_pass.problem or policy_pass.problem,
+        )
+
+    def _train_values(self, batch: TrainBatch, targets: Sequence[Tensor], check: Callable[[], None]) -> ValuePass:
+        """K updates on the whole batch (more the first time). Its first pass also gives the values from before the update, which come at no cost."""
+        started = time.perf_counter()
+        result = ValuePass()
+        passes = self.recipe.value_updates + (self.recipe.value_warmup_updates if self.updates == 0 else 0)
+        for number in range(passes):
+            self._value_optimizer.zero_grad(set_to_none=True)
+            total = 0.0
+            for microbatch, target in zip(batch.microbatches, targets, strict=True):
+                check()
+                values = self.value.values(*_inputs(microbatch))
+                loss = value_loss(values, target, batch.num_action_tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+                if number == 0:
+                    result.values_before.append(values.detach())
+            if number == 0:
+                result.loss = total
+            norm = self._step(self._value_optimizer, total)
+            if norm is None:
+                result.problem = f"value update {number + 1} of {passes}: its loss or gradients are not finite"
+                break
+            result.grad_norm = max(result.grad_norm, norm)
+            result.updates += 1
+        if passes == 0:
+            result.values_before = [self.value.values_without_gradient(*_inputs(microbatch)) for microbatch in batch.microbatches]
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def _read_values(self, batch: TrainBatch, check: Callable[[], None]) -> list[Tensor]:
+        values = []
+        for microbatch in batch.microbatches:
+            check()
+            values.append(self.value.values_without_gradient(*_inputs(microbatch)))
+        return by_trajectory(batch, values)
+
+    def _train_policy(self, batch: TrainBatch, advantages: Sequence[Tensor], check: Callable[[], None]) -> PolicyPass:
+        started = time.perf_counter()
+        result = PolicyPass()
+        self._policy_optimizer.zero_grad(set_to_none=True)
+        for microbatch, advantage in zip(batch.microbatches, advantages, strict=True):
+            check()
+            self._policy_microbatch(microbatch, advantage, batch.num_action_tokens, result)
+        # Without a single trained token there is no gradient but the anchor's, and Adam would still move along its memory of earlier steps.
+        if any(bool(weights.kept.any()) for weights in result.weights):
+            norm = self._step(self._policy_optimizer, result.loss)
+            result.step_applied = norm is not None
+            result.grad_norm = math.nan if norm is None else norm
+            result.problem = "the policy's loss or gradients are not finite" if norm is None else None
+        else:
+            self._policy_optimizer.zero_grad(set_to_none=True)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def _policy_microbatch(self, microbatch: PackedMicrobatch, advantages: Tensor, num_action_tokens: int, result: PolicyPass) -> None:
+        """Forward and backward of one microbatch; gradients add up in the policy's parameters."""
+        inputs = _inputs(microbatch)
+        base_logits = self.policy.base_logits(*inputs)
+        logits = self.policy.logits(*inputs)
+        current = token_logprobs(logits, microbatch.action_ids, microbatch.temperatures)
+        decided = self.recipe.token_weights(current.detach(), microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
+        loss = policy_loss(current, decided.weights, advantages, num_action_tokens)
+        beta = self.recipe.anchor_coefficient
+        with torch.set_grad_enabled(beta > 0):
+            anchor = anchor_loss(logits, base_logits, microbatch.temperatures, num_action_tokens)
+        total = loss + beta * anchor
+        total.backward()  # type: ignore[no-untyped-call]
+        result.loss += float(total.detach())
+        result.kl_base += float(anchor.detach())
+        result.weights.append(decided)
+        result.log_ratio.append(current.detach() - microbatch.behavior_logprobs)
+        result.entropy.append(entropy(logits.detach(), microbatch.temperatures))
+
+    def _step(self, optimizer: torch.optim.AdamW, loss: float) -> float | None:
+        """Clip and apply. Returns the gradient norm before clipping; None if it or the loss is not finite, and then nothing has moved."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.recipe.gradient_clip))
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm if finite else None
+
+    def _explained_variance(self) -> Tensor:
+        returns, values = zip(*self._window, strict=True)
+        return explained_variance(torch.cat(returns), torch.cat(values))
+
+    # --- what others ask of it ----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of ``token_ids`` after ``prompt_ids`` (at least one) under the policy as it stands, at ``temperature``."""
+        ids = torch.tensor([*prompt_ids, *token_ids])
+        positions = torch.arange(len(prompt_ids), len(ids))
+        logits = self.policy.logits(ids, torch.arange(len(ids)), positions)
+        logprobs: list[float] = token_logprobs(logits, ids[positions], torch.full((len(positions),), temperature)).tolist()
+        return logprobs
+
+    @contextmanager
+    def standing_on(self, adapter_dir: Path | None) -> Iterator[None]:
+        """Inside, the policy is that of a published adapter (None: the base). Raises PolicyStoreError if it cannot be read or does not fit."""
+        parameters = self.policy.parameters()
+        kept = learner_state.copy_tensors(parameters)
+        try:
+            with torch.no_grad():
+                if adapter_dir is None:
+                    for name, parameter in parameters.items():
+                        if ".lora_B." in name:
+                            parameter.zero_()
+                else:
+                    adapter = read_adapter(adapter_dir)
+                    check_fits(self._backbone.pristine, adapter)
+                    for name, (a, b) in self._backbone.adapter("policy").matrices.items():
+                        a.copy_(adapter.matrices[name][0])
+                        b.copy_(adapter.matrices[name][1])
+            yield
+        finally:
+            self._assign(parameters, kept)
+
+    def served_digest(self) -> tuple[float, ...]:
+        """Fingerprint of the weights an engine serves once it has merged this policy."""
+        return fingerprint(MergedView(self._backbone.pristine, self._backbone.adapter("policy")))
+
+    def export_adapter(self, folder: Path) -> None:
+        """The policy as a PEFT adapter: adapter_model.safetensors and adapter_config.json, into an existing folder."""
+        tensors = {}
+        for name, (a, b) in self._backbone.adapter("policy").matrices.items():
+            tensors[f"base_model.model.{name}.lora_A.weight"] = a.contiguous()
+            tensors[f"base_model.model.{name}.lora_B.weight"] = b.contiguous()
+        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        self._backbone.lora_config("policy").save_pretrained(str(folder))
+
+    # --- state --------------------------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> LearnerState:
+        """Everything the next update depends on, copied."""
+        return LearnerState(
+            policy=learner_state.copy_tensors(self.policy.parameters()),
+            value=learner_state.copy_tensors(self.value.parameters()),
+            policy_optimizer=copy.deepcopy(self._policy_optimizer.state_dict()),
+            value_optimizer=copy.deepcopy(self._value_optimizer.state_dict()),
+            window=tuple(self._window),
+            updates=self.updates,
+            random_state=torch.get_rng_state(),
+        )
+
+    def restore(self, snapshot: LearnerState) -> None:
+        """Back to a snapshot, bit for bit. It stays usable."""
+        self._assign(self.policy.parameters(), snapshot.policy)
+        self._assign(self.value.parameters(), snapshot.value)
+        learner_state.load_optimizer(self._policy_optimizer, snapshot.policy_optimizer, self.recipe.policy_learning_rate)
+        learner_state.load_optimizer(self._value_optimizer, snapshot.value_optimizer, self.recipe.value_learning_rate)
+        self._policy_optimizer.zero_grad(set_to_none=True)
+        self._value_optimizer.zero_grad(set_to_none=True)
+        self._window = deque(snapshot.window, maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
+        self.updates = snapshot.updates
+        torch.set_rng_state(snapshot.random_state)
+
+    def reset(self) -> None:
+        """Back to the base policy and an untrained value model."""
+        self.restore(self._initial)
+
+    def save(self, folder: Path) -> None:
+        """Into an existing folder; not atomic (see checkpoints.py). ``load`` in a learner made the same way resumes exactly."""
+        learner_state.write(self.snapshot(), self.identity, folder)
+
+    def load(self, folder: Path) -> None:
+        """Raises ConfigurationError if what is saved there belongs to another base model or rank."""
+        self.restore(learner_state.read(folder, self.identity))
+
+    @staticmethod
+    @torch.no_grad()
+    def _assign(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def _inputs(microbatch: PackedMicrobatch) -> tuple[Tensor, Tensor, Tensor]:
+    return microbatch.input_ids, microbatch.position_ids, microbatch.action_positions
+
+
+def _all(tensor: Tensor) -> Tensor:
+    """The mask that leaves nothing out: the tensors here hold action tokens only."""
+    return torch.ones_like(tensor, dtype=torch.bool)

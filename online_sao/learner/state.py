@@ -1,0 +1,108 @@
+"""Everything a learner is made of at one moment, in memory or in a folder. Owns the files of it and the check that they belong to this learner.
+
+Files: ``policy.safetensors``, ``value.safetensors`` (adapter and head), ``training.pt`` (optimisers, explained-variance window, random state) and
+``learner.json`` (what it was made with). Knows nothing of when a state is taken, nor of atomic writes or manifests.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from online_sao.errors import ConfigurationError
+
+POLICY_FILE = "policy.safetensors"
+VALUE_FILE = "value.safetensors"
+TRAINING_FILE = "training.pt"
+IDENTITY_FILE = "learner.json"
+
+ValueRecord = tuple[Tensor, Tensor]
+"""(returns, values before the update) of one trajectory's action tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerIdentity:
+    """What a state belongs to: its weights mean nothing on another base or at another rank."""
+
+    base_digest: str
+    lora_rank: int
+    lora_alpha: int
+
+    def require_same(self, other: LearnerIdentity, where: Path) -> None:
+        """Raises ConfigurationError, saying what to do, if ``other`` (read from ``where``) is not of this learner."""
+        advice = "or start again with an empty storage.data_dir (what was learned there is not carried over)."
+        if other.base_digest != self.base_digest:
+            raise ConfigurationError(
+                f"The checkpoint in {where} was trained on another base model ({other.base_digest[:12]}…, this one is {self.base_digest[:12]}…). "
+                f"Set policy.model back to that model, {advice}"
+            )
+        if other != self:
+            raise ConfigurationError(
+                f"The checkpoint in {where} has LoRA rank {other.lora_rank} and alpha {other.lora_alpha}, the settings say rank {self.lora_rank} and "
+                f"alpha {self.lora_alpha}. Set policy.lora_rank and policy.lora_alpha back, {advice}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """Owns its tensors: nothing in it is shared with a live model or optimiser."""
+
+    policy: Mapping[str, Tensor]
+    value: Mapping[str, Tensor]
+    policy_optimizer: dict[str, Any]
+    value_optimizer: dict[str, Any]
+    window: tuple[ValueRecord, ...]
+    updates: int
+    random_state: Tensor
+
+
+def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
+    """Into an existing folder. Not atomic and not synced: see checkpoints.py."""
+    save_file(dict(state.policy), folder / POLICY_FILE)
+    save_file(dict(state.value), folder / VALUE_FILE)
+    training = {
+        "policy_optimizer": state.policy_optimizer,
+        "value_optimizer": state.value_optimizer,
+        "window": [list(record) for record in state.window],
+        "updates": state.updates,
+        "random_state": state.random_state,
+    }
+    torch.save(training, folder / TRAINING_FILE)
+    (folder / IDENTITY_FILE).write_text(json.dumps(asdict(identity), indent=1), encoding="utf-8")
+
+
+def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
+    """Raises ConfigurationError if the folder belongs to another base model or rank."""
+    identity.require_same(LearnerIdentity(**json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))), folder)
+    training = torch.load(folder / TRAINING_FILE, weights_only=True)
+    return LearnerState(
+        policy=load_file(folder / POLICY_FILE),
+        value=load_file(folder / VALUE_FILE),
+        policy_optimizer=training["policy_optimizer"],
+        value_optimizer=training["value_optimizer"],
+        window=tuple((returns, values) for returns, values in training["window"]),
+        updates=training["updates"],
+        random_state=training["random_state"],
+    )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], learning_rate: float) -> None:
+    """The moments of ``state`` under the settings of today: an operator who changed a learning rate and restarted means it.
+
+    Copied first, because load_state_dict keeps the very tensors it is given and the next step would write into them.
+    """
+    optimizer.load_state_dict(copy.deepcopy(state))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
