@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from online_sao.errors import LifecycleError
-from online_sao.storage.repositories import leases, policies, trajectories
-from online_sao.storage.tables import PolicyVersionRow, TrajectoryRow
+from online_sao.storage.repositories import leases, policies, states, trajectories
+from online_sao.storage.session import Session
+from online_sao.storage.tables import TrajectoryRow
 from online_sao.types import TrajectoryState, VersionState
 
 TRAJECTORY_TRANSITIONS: Mapping[TrajectoryState, frozenset[TrajectoryState]] = {
@@ -38,7 +36,6 @@ VERSION_TRANSITIONS: Mapping[VersionState, frozenset[VersionState]] = {
 }
 """state → the states it may become. RETIRED → ACTIVE is a rollback."""
 
-_CHUNK = 500
 _FREED = {"claim_id": None, "claim_expires_at": None}
 
 
@@ -53,7 +50,7 @@ class TrainedTrajectory:
 
 
 async def move_trajectories(
-    session: AsyncSession,
+    session: Session,
     ids: Sequence[int],
     target: TrajectoryState,
     *,
@@ -66,38 +63,32 @@ async def move_trajectories(
 
     ``source`` and ``claim_id`` narrow where they may come from and whose they must be.
     """
-    allowed = [state for state, targets in TRAJECTORY_TRANSITIONS.items() if target in targets and source in (None, state)]
-    for start in range(0, len(ids), _CHUNK):
-        chunk = list(ids[start : start + _CHUNK])
-        query = update(TrajectoryRow).where(TrajectoryRow.id.in_(chunk), TrajectoryRow.state.in_(allowed))
-        if claim_id is not None:
-            query = query.where(TrajectoryRow.claim_id == claim_id)
-        query = query.values({"state": target, "updated_at": now, **(changes or {})})
-        moved = set(await session.scalars(query.returning(TrajectoryRow.id)))
-        if len(moved) != len(set(chunk)):
-            raise LifecycleError(await _explain(session, sorted(set(chunk) - moved), target, claim_id))
+    sources = [state for state, targets in TRAJECTORY_TRANSITIONS.items() if target in targets and source in (None, state)]
+    values = {"state": target, "updated_at": now, **(changes or {})}
+    moved = await states.set_trajectories(session, ids, sources=sources, claim_id=claim_id, values=values)
+    if moved != set(ids):
+        raise LifecycleError(await _explain(session, sorted(set(ids) - moved), target, claim_id))
 
 
-async def make_ready(session: AsyncSession, ids: Sequence[int], reward: float, now: float) -> None:
+async def make_ready(session: Session, ids: Sequence[int], reward: float, now: float) -> None:
     """PENDING → READY: scored."""
     changes = {"reward": reward, "ready_at": now}
     await move_trajectories(session, ids, TrajectoryState.READY, now=now, source=TrajectoryState.PENDING, changes=changes)
 
 
-async def claim(session: AsyncSession, *, limit: int, claim_id: str, expires_at: float, now: float) -> list[int]:
+async def claim(session: Session, *, limit: int, claim_id: str, expires_at: float, now: float) -> list[int]:
     """READY → CLAIMED for up to ``limit`` trajectories, longest ready first. Returns their ids, in that order."""
     ids = list(await trajectories.claimable(session, limit))
     await move_trajectories(session, ids, TrajectoryState.CLAIMED, now=now, changes={"claim_id": claim_id, "claim_expires_at": expires_at})
     return ids
 
 
-async def release(session: AsyncSession, claim_id: str, now: float) -> int:
+async def release(session: Session, claim_id: str, now: float) -> int:
     """CLAIMED → READY for whatever the claim still holds: its batch was given up. Returns how many."""
-    query = select(TrajectoryRow.id).where(TrajectoryRow.claim_id == claim_id, TrajectoryRow.state == TrajectoryState.CLAIMED).with_for_update()
-    return await _release(session, (await session.scalars(query)).all(), now)
+    return await _release(session, await trajectories.claimed_ids(session, claim_id), now)
 
 
-async def release_lapsed(session: AsyncSession, now: float) -> int:
+async def release_lapsed(session: Session, now: float) -> int:
     """CLAIMED → READY where the claim has run out and no live learner holds the learner lease. Returns how many."""
     if await leases.is_held(session, "learner", now):
         return 0
@@ -105,7 +96,7 @@ async def release_lapsed(session: AsyncSession, now: float) -> int:
 
 
 async def finish_trained(
-    session: AsyncSession, trained: Sequence[TrainedTrajectory], *, claim_id: str, update_number: int, now: float, recovered: bool = False
+    session: Session, trained: Sequence[TrainedTrajectory], *, claim_id: str, update_number: int, now: float, recovered: bool = False
 ) -> list[int]:
     """CLAIMED → TRAINED for a committed update, whose row must exist. Returns the ids that could not be marked: always empty unless ``recovered``.
 
@@ -115,7 +106,7 @@ async def finish_trained(
     left: list[int] = []
     for item in trained:
         if recovered:
-            row = await session.get_one(TrajectoryRow, item.trajectory_id, populate_existing=True, with_for_update=True)
+            row = await trajectories.get(session, item.trajectory_id, lock=True)
             if row.state == TrajectoryState.READY:
                 await move_trajectories(session, [row.id], TrajectoryState.CLAIMED, now=now, changes={"claim_id": claim_id})
             elif row.state != TrajectoryState.CLAIMED or row.claim_id != claim_id:
@@ -132,13 +123,13 @@ async def finish_trained(
     return left
 
 
-async def reject(session: AsyncSession, ids: Sequence[int], *, claim_id: str, update_number: int, reason: str, now: float) -> None:
+async def reject(session: Session, ids: Sequence[int], *, claim_id: str, update_number: int, reason: str, now: float) -> None:
     """CLAIMED → REJECTED: a gate refused the update they were in."""
     changes = {"update_number": update_number, "reason": reason, "claim_expires_at": None}
     await move_trajectories(session, ids, TrajectoryState.REJECTED, now=now, claim_id=claim_id, changes=changes)
 
 
-async def expire_overdue(session: AsyncSession, now: float, default_reward: float | None, limit: int = 1000) -> int:
+async def expire_overdue(session: Session, now: float, default_reward: float | None, limit: int = 1000) -> int:
     """PENDING past its deadline → READY with ``default_reward``, or EXPIRED where there is none. At most ``limit``; returns how many."""
     ids = await trajectories.overdue(session, now, limit)
     if default_reward is None:
@@ -148,7 +139,7 @@ async def expire_overdue(session: AsyncSession, now: float, default_reward: floa
     return len(ids)
 
 
-async def expire_lagging(session: AsyncSession, *, head_version: int, max_policy_lag: int, now: float) -> int:
+async def expire_lagging(session: Session, *, head_version: int, max_policy_lag: int, now: float) -> int:
     """READY → EXPIRED where the oldest token is more than ``max_policy_lag`` updates behind ``head_version``. Returns how many."""
     fresh = await policies.lags(session, head_version, limit=max_policy_lag)
     stale = await trajectories.ready_older_than(session, list(fresh))
@@ -167,7 +158,7 @@ async def expire_lagging(session: AsyncSession, *, head_version: int, max_policy
     return len(stale)
 
 
-async def expire(session: AsyncSession, rows: Sequence[TrajectoryRow], reason: str, now: float) -> int:
+async def expire(session: Session, rows: Sequence[TrajectoryRow], reason: str, now: float) -> int:
     """EXPIRED for every row that has not been used yet; the others stay as they are. Returns how many.
 
     A CLAIMED one is taken back from its claim first, so that the learner finds its claim broken before the commit point and discards the batch.
@@ -178,34 +169,32 @@ async def expire(session: AsyncSession, rows: Sequence[TrajectoryRow], reason: s
     return len(ids)
 
 
-async def move_version(session: AsyncSession, version: int, target: VersionState, *, now: float, reason: str | None = None) -> None:
+async def move_version(session: Session, version: int, target: VersionState, *, now: float, reason: str | None = None) -> None:
     """Move one policy version to ``target``; raises LifecycleError if it may not go there. ACTIVE and RETIRED note when."""
-    allowed = [state for state, targets in VERSION_TRANSITIONS.items() if target in targets]
-    changes: dict[str, Any] = {"state": target, "reason": reason}
+    sources = [state for state, targets in VERSION_TRANSITIONS.items() if target in targets]
+    values: dict[str, Any] = {"state": target, "reason": reason}
     if target is VersionState.ACTIVE:
-        changes |= {"activated_at": now, "retired_at": None}
+        values |= {"activated_at": now, "retired_at": None}
     elif target is VersionState.RETIRED:
-        changes["retired_at"] = now
-    query = update(PolicyVersionRow).where(PolicyVersionRow.version == version, PolicyVersionRow.state.in_(allowed)).values(changes)
-    if not (await session.scalars(query.returning(PolicyVersionRow.version))).all():
-        state = await session.scalar(select(PolicyVersionRow.state).where(PolicyVersionRow.version == version))
-        raise LifecycleError(f"Policy version {version} is {state or 'unknown'} and cannot become {target.value}.")
+        values["retired_at"] = now
+    if not await states.set_version(session, version, sources=sources, values=values):
+        row = await policies.get(session, version)
+        raise LifecycleError(f"Policy version {version} is {row.state if row else 'unknown'} and cannot become {target.value}.")
 
 
-async def activate(session: AsyncSession, version: int, now: float) -> None:
+async def activate(session: Session, version: int, now: float) -> None:
     """The version that serves → RETIRED, ``version`` → ACTIVE, in that order: never two active ones."""
     await move_version(session, (await policies.active(session)).version, VersionState.RETIRED, now=now)
     await move_version(session, version, VersionState.ACTIVE, now=now)
 
 
-async def _release(session: AsyncSession, ids: Sequence[int], now: float) -> int:
+async def _release(session: Session, ids: Sequence[int], now: float) -> int:
     await move_trajectories(session, ids, TrajectoryState.READY, now=now, source=TrajectoryState.CLAIMED, changes=_FREED)
     return len(ids)
 
 
-async def _explain(session: AsyncSession, ids: Sequence[int], target: TrajectoryState, claim_id: str | None) -> str:
-    query = select(TrajectoryRow.id, TrajectoryRow.state, TrajectoryRow.claim_id).where(TrajectoryRow.id.in_(ids))
-    found = {id_: (state, claim) for id_, state, claim in await session.execute(query)}
+async def _explain(session: Session, ids: Sequence[int], target: TrajectoryState, claim_id: str | None) -> str:
+    found = await states.trajectory_states(session, ids)
     first = ids[0]
     state, held_by = found.get(first, ("unknown", None))
     owner = f" under claim {held_by}, not {claim_id}," if claim_id is not None and held_by != claim_id else ""

@@ -12,9 +12,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from online_sao.config import RewardSettings, Settings
 from online_sao.errors import (
     CompletionNotFoundError,
@@ -22,14 +19,15 @@ from online_sao.errors import (
     IdempotencyConflictError,
     InvalidRequestError,
     InvalidScoreError,
+    LifecycleError,
     UnsupportedFeatureError,
 )
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
-from online_sao.service.receipt_loading import receipts_of
-from online_sao.service.receipts import Receipt, ReceiptRows, derive
+from online_sao.service.receipts import Receipt, derive, receipts_of
 from online_sao.storage.repositories import feedback, interactions, trajectories
-from online_sao.storage.session import Database
+from online_sao.storage.repositories.receipts import ReceiptRows
+from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import FeedbackRow, TrajectoryRow
 from online_sao.types import Feedback, TrajectoryState
 
@@ -85,10 +83,8 @@ class FeedbackService:
         score = _checked(submission, self._settings)
         try:
             return await self._record(score)
-        except IntegrityError:
-            # Another transaction used the same idempotency key between our look and our insert; now its row can be seen.
-            if score.idempotency_key is None:
-                raise
+        except (IdempotencyConflictError, LifecycleError):
+            # The key was used, or the trajectory claimed, by a transaction that ran beside ours: on a second look that is seen.
             return await self._record(score)
 
     async def get(self, feedback_id: str) -> Receipt:
@@ -113,7 +109,7 @@ class FeedbackService:
                     return await self._store(session, target, row), True
             return (await receipts_of(session, [standing]))[standing], False
 
-    async def _replayed(self, session: AsyncSession, score: _Score) -> str | None:
+    async def _replayed(self, session: Session, score: _Score) -> str | None:
         """The score that was answered under this idempotency key before, if any."""
         if score.idempotency_key is None:
             return None
@@ -142,7 +138,7 @@ class FeedbackService:
             created_at=self._clock(),
         )
 
-    async def _store(self, session: AsyncSession, target: feedback.Target, row: FeedbackRow) -> Receipt:
+    async def _store(self, session: Session, target: feedback.Target, row: FeedbackRow) -> Receipt:
         await feedback.insert(session, row)
         if row.refused_reason is None:
             current = target.current
@@ -153,7 +149,7 @@ class FeedbackService:
         return derive(ReceiptRows(row, target.interaction, target.trajectory))
 
 
-async def _equal(session: AsyncSession, target: feedback.Target, row: FeedbackRow) -> str | None:
+async def _equal(session: Session, target: feedback.Target, row: FeedbackRow) -> str | None:
     """The score that ``row`` only repeats, if there is one. The key it came under is kept."""
     for standing in target.standing(row.metric):
         if standing.value == row.value and row.comment in (None, standing.comment):
@@ -164,7 +160,7 @@ async def _equal(session: AsyncSession, target: feedback.Target, row: FeedbackRo
     return None
 
 
-async def apply_scores(session: AsyncSession, trajectory: TrajectoryRow, settings: RewardSettings, now: float) -> None:
+async def apply_scores(session: Session, trajectory: TrajectoryRow, settings: RewardSettings, now: float) -> None:
     """Give a trajectory the reward of the scores its interaction has so far: PENDING → READY.
 
     Part of the transaction that completes an interaction: a score may have come before its trajectory existed. Nothing happens where the
@@ -173,7 +169,7 @@ async def apply_scores(session: AsyncSession, trajectory: TrajectoryRow, setting
     await _reward(session, trajectory, [*(await feedback.current(session, trajectory.interaction_id)).values()], settings, now)
 
 
-async def _reward(session: AsyncSession, trajectory: TrajectoryRow, scores: list[FeedbackRow], settings: RewardSettings, now: float) -> None:
+async def _reward(session: Session, trajectory: TrajectoryRow, scores: list[FeedbackRow], settings: RewardSettings, now: float) -> None:
     """PENDING → READY, or another reward while READY; nothing in any other state."""
     if trajectory.state not in (TrajectoryState.PENDING, TrajectoryState.READY):
         return
@@ -188,7 +184,7 @@ async def _reward(session: AsyncSession, trajectory: TrajectoryRow, scores: list
         await trajectories.replace_reward(session, trajectory.id, reward, now)
 
 
-async def _no_target(session: AsyncSession, score: _Score) -> InvalidRequestError | CompletionNotFoundError:
+async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError:
     choices = len(await interactions.by_completion(session, score.completion_id))
     if not choices:
         return CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")

@@ -1,10 +1,14 @@
-"""What became of a score, derived from the rows it touched. Owns the derivation; a receipt is never stored. Knows nothing of the database session."""
+"""What became of a score, derived from the rows it touched. Owns the derivation; a receipt is never stored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, TrajectoryRow, UpdateRow
+from online_sao.storage.repositories import receipts
+from online_sao.storage.repositories.receipts import ReceiptRows
+from online_sao.storage.session import Session
+from online_sao.storage.tables import TrajectoryRow
 from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState, VersionState
 
 
@@ -30,20 +34,6 @@ class Receipt:
     masked_fraction: float | None
     created: float
     updated: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptRows:
-    """Everything a receipt is derived from. ``replacement`` is the score that took this one's place; ``version`` the one ``update`` published;
-    ``abandoned``: that version is not on the learner's lineage any more."""
-
-    feedback: FeedbackRow
-    interaction: InteractionRow
-    trajectory: TrajectoryRow | None = None
-    update: UpdateRow | None = None
-    version: PolicyVersionRow | None = None
-    replacement: FeedbackRow | None = None
-    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +65,11 @@ def derive(rows: ReceiptRows) -> Receipt:
         created=feedback.created_at,
         updated=max(feedback.created_at, outcome.at),
     )
+
+
+async def receipts_of(session: Session, feedback_ids: Sequence[str]) -> dict[str, Receipt]:
+    """feedback id → receipt as it stands, for those that exist."""
+    return {rows.feedback.id: derive(rows) for rows in await receipts.load(session, feedback_ids)}
 
 
 def _outcome(rows: ReceiptRows) -> _Outcome:

@@ -17,6 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from online_sao.errors import ConfigurationError
 
+Session = AsyncSession
+"""What ``read`` and ``write`` yield, for the signatures of rooms that use repositories but not SQLAlchemy."""
+
 _BEGIN = "online_sao_sqlite_begin"
 _BUSY_TIMEOUT_MS = 30_000
 
@@ -83,13 +86,13 @@ class Database:
         return self._engine.dialect.name
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
+    async def read(self) -> AsyncIterator[Session]:
         """A consistent snapshot. Nothing written through it is kept."""
         async with self._reading() as session:
             yield session
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncSession]:
+    async def write(self) -> AsyncIterator[Session]:
         """One transaction: committed once when the block ends, rolled back if it raises or is cancelled. Keep slow work out of the block."""
         async with self._turn, self._writing() as session, session.begin():
             yield session

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import and_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import load_only
 
+from online_sao.errors import IdempotencyConflictError
 from online_sao.storage.repositories.interactions import WITHOUT_CONTENT
 from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
 
@@ -22,9 +24,12 @@ later; the score it repeats (``superseded_by``) stands for it everywhere else.""
 
 
 async def insert(session: AsyncSession, row: FeedbackRow) -> None:
-    """Raises IntegrityError if another transaction has just used the same idempotency key."""
+    """Raises IdempotencyConflictError if another transaction has just used the same key: leave this one, and look at what it wrote."""
     session.add(row)
-    await session.flush()
+    try:
+        await session.flush()
+    except IntegrityError as error:
+        raise IdempotencyConflictError(f"The idempotency key {row.idempotency_key!r} has just been used.") from error
 
 
 async def by_id(session: AsyncSession, feedback_id: str) -> FeedbackRow | None:

@@ -57,6 +57,11 @@ async def create(
     return row
 
 
+async def get(session: AsyncSession, trajectory_id: int, *, lock: bool = False) -> TrajectoryRow:
+    """As it is now, also where this transaction has read it before. Raises NoResultFound for an unknown id."""
+    return await session.get_one(TrajectoryRow, trajectory_id, populate_existing=True, with_for_update=lock or None)
+
+
 async def by_interaction(session: AsyncSession, interaction_id: int, *, lock: bool = False) -> TrajectoryRow | None:
     query = select(TrajectoryRow).where(TrajectoryRow.interaction_id == interaction_id)
     return (await session.scalars(query.with_for_update() if lock else query)).one_or_none()
@@ -113,6 +118,12 @@ async def load_claimed(session: AsyncSession, claim_id: str) -> list[ClaimedTraj
             raise LifecycleError(f"Trajectory {trajectory.id} is claimed but has no reward.")
         claimed.append(ClaimedTrajectory(trajectory.id, trajectory.reward, trajectory.oldest_policy_version, to_record(interaction)))
     return claimed
+
+
+async def claimed_ids(session: AsyncSession, claim_id: str) -> Sequence[int]:
+    """Ids of the trajectories a claim holds, locked."""
+    query = select(TrajectoryRow.id).where(TrajectoryRow.claim_id == claim_id, TrajectoryRow.state == TrajectoryState.CLAIMED)
+    return (await session.scalars(query.order_by(TrajectoryRow.id).with_for_update())).all()
 
 
 async def open_claims(session: AsyncSession) -> Sequence[str]:
