@@ -54,6 +54,8 @@ class Activator:
 
     async def poll(self) -> SwapReport | None:
         """Activate the oldest version that waits for it, if any does. Returns how the swap went; None: nothing waited, or it failed."""
+        if not self._engine.healthy:
+            return None
         async with self._database.read() as session:
             active = policies.to_record(await policies.active(session))
             row = await policies.next_to_activate(session, (await learner.get(session)).lineage_epoch, active.version)
@@ -71,8 +73,10 @@ class Activator:
             report = await self._engine.swap(version.version, folder)
             _check_digest(version.served_digest, report.served_digest)
         except Exception as error:
-            # Whatever it was, weights that nobody vouches for must not serve a token more than they have.
-            await self._put_back(active)
+            # Whatever it was, weights that nobody vouches for must not serve a token more than they have. A dead engine serves none, and is
+            # started again on the active version.
+            if self._engine.healthy:
+                await self._put_back(active)
             await self._fail(version.version, str(error))
             return None
         await self._record(report)

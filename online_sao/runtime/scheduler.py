@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Scheduler:
         # Its own log says every run at INFO, and every run that waits for the one before it at WARNING: both are the normal case here.
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._failing: set[str] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def add(self, job: Job) -> None:
         self._scheduler.add_job(self._guarded, "interval", args=[job], seconds=job.seconds, id=job.name, name=job.name)
@@ -34,12 +36,20 @@ class Scheduler:
     def start(self) -> None:
         self._scheduler.start()
 
-    def stop(self) -> None:
-        """No further runs; one in progress is cancelled."""
-        if self._scheduler.running:
-            self._scheduler.shutdown(wait=False)
+    async def stop(self, grace_seconds: float) -> None:
+        """No further runs. Those in progress have ``grace_seconds`` to end; then they are cancelled."""
+        if not self._scheduler.running:
+            return
+        self._scheduler.pause()
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace_seconds)
+        self._scheduler.shutdown(wait=False)
 
     async def _guarded(self, job: Job) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         try:
             await job.run()
         except Exception as error:

@@ -6,6 +6,7 @@ Knows nothing of HTTP, and must never reach online_sao.learner: the learner is a
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENGINE_STOP_SECONDS = 1.5
+ENGINE_STOP_SECONDS = 2.0
 """What the engine is given to stop at shutdown before the process ends without it."""
 
 
@@ -63,14 +64,14 @@ class Serving:
     @property
     def chat(self) -> ChatService:
         """Raises NotReadyError, saying what is missing, until the engine serves."""
-        if self._chat is None:
+        if self._chat is None or self._problem is not None:
             raise NotReadyError(f"The server is not ready: {self._problem}.")
         return self._chat
 
     @property
     def engine(self) -> InferenceEngine | None:
         """None until it serves."""
-        return self._engine
+        return self._engine if self._chat is not None else None
 
     async def missing(self) -> dict[str, str]:
         """What keeps the server from answering chats: part → why. Empty: it is ready."""
@@ -114,7 +115,7 @@ class Serving:
             self._supervisor.terminate()
         if self._chat is not None:
             await self._chat.close(self.settings.server.shutdown_grace_seconds)
-        self._scheduler.stop()
+        await self._scheduler.stop(grace_seconds=1.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -137,6 +138,8 @@ class Serving:
             self._problem = error.message if isinstance(error, OnlineSAOError) else f"the engine did not start ({type(error).__name__}: {error})"
             logger.exception("the engine did not start")
             return
+        # The libraries' million objects never die: left to the collector, each full collection walks them for most of a second, the GIL held.
+        gc.freeze()
         self._problem = None
         logger.info("ready to serve after %.1f s", time.monotonic() - started)
 
@@ -150,10 +153,8 @@ class Serving:
         path, renderer, base_digest = await _in_daemon_thread(prepare)
         engine = TransformersEngine(self.settings.engine, path)
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
-        start = await activator.start_version()
-        await engine.start(start.policy_version, start.adapter_dir)
         self._engine = engine
-        await activator.confirm_started(start)
+        await _start_engine(engine, activator)
         self._chat = ChatService(self.settings, engine, renderer, ChatLog(self.database, self.settings.reward), self.meters.completed)
         prober = Prober(self.database, engine, renderer)
         self._spawn(_logged(prober.sample(), "probes"))
@@ -164,7 +165,16 @@ class Serving:
                 self.meters.swapped(report)
                 self._spawn(_logged(prober.sample(), "probes"))
 
+        async def revive() -> None:
+            if not engine.healthy:
+                self._problem = "the engine has failed and is being started again"
+                await engine.stop()
+                await _start_engine(engine, activator)
+                self._problem = None
+                logger.warning("the engine serves again")
+
         self._scheduler.add(Job("policy activation", 0.5, activate))
+        self._scheduler.add(Job("engine health", 1.0, revive))
         if self._supervisor is not None:
             # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
             self._scheduler.add(Job("learner supervision", 1.0, self._supervisor.poll))
@@ -195,6 +205,13 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:
+    """On the active version, and sure of it. Raises PolicyStoreError, ConfigurationError or EngineError."""
+    start = await activator.start_version()
+    await engine.start(start.policy_version, start.adapter_dir)
+    await activator.confirm_started(start)
 
 
 async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
