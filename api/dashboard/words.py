@@ -1,0 +1,84 @@
+"""Numbers and names as a person reads them. Pure text; knows nothing of pages or of where numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MISSING = "–"
+
+
+def age(seconds: float) -> str:
+    """How long ago: 4 s, 3 min, 2 h, 5 d. Clocks that disagree by a little give 0 s, never a negative age."""
+    seconds = max(0.0, seconds)
+    for limit, unit, size in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Fixed digits, so that columns align; a real minus sign; very small and very large ones in powers of ten; thousands apart."""
+    if value is None:
+        return MISSING
+    if value != value:  # NaN
+        return "not a number"
+    if value != 0 and (abs(value) < 0.5 * 10**-digits or abs(value) >= 1e6):
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", "−")
+    return f"{value:,.{digits}f}".replace(",", " ").replace("-", "−")
+
+
+def count(value: int) -> str:
+    return f"{value:,}".replace(",", " ")
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _superscript(exponent: int) -> str:
+    return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricWords:
+    """A metric in plain words. ``form``: how its value is written (number, percent, count)."""
+
+    name: str
+    meaning: str
+    form: str = "number"
+    digits: int = 2
+
+    def write(self, value: float | None) -> str:
+        if value is None:
+            return MISSING
+        if self.form == "percent":
+            return percent(value)
+        return count(round(value)) if self.form == "count" else number(value, self.digits)
+
+
+PHASES = {
+    "starting": "Starting",
+    "waiting": "Waiting for scores",
+    "updating": "Updating the policy",
+    "publishing": "Publishing a version",
+    "paused": "Paused",
+    "alarm": "Stopped by the self-check",
+    "stopped": "Not running",
+}
+
+RECEIPTS = {
+    "received": "received; the answer is still being written",
+    "queued": "waiting for an update",
+    "trained": "used in an update; the new version is not serving yet",
+    "live": "live",
+    "expired": "expired, not used",
+    "superseded": "replaced by your newer score",
+    "not_trainable": "kept, but not trained on",
+    "rejected": "the update was rejected",
+    "rolled_back": "its version was rolled back",
+}
