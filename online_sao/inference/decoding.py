@@ -29,10 +29,11 @@ class StreamDecoder:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._token_ids: list[int] = []
-        # Tokens before ``_read`` are decoded. Those from ``_prefix`` on are decoded again with the next ones: how a token reads (a leading space,
-        # say) can depend on the one before it.
+        # Tokens before ``_read`` make whole characters. Those from ``_prefix`` on are decoded again with the next ones: how a token reads (a leading
+        # space, say) can depend on the one before it. ``_known`` characters of that window are done with.
         self._prefix = 0
         self._read = 0
+        self._known = 0
         self._held = ""
         self._given: list[str] = []
         self.stopped = False
@@ -52,21 +53,21 @@ class StreamDecoder:
         if self.stopped:
             raise ValueError("the completion has already stopped")
         self._token_ids.append(token_id)
-        known = self._detokenizer.decode(self._token_ids[self._prefix : self._read])
         decoded = self._detokenizer.decode(self._token_ids[self._prefix :])
-        if len(decoded) <= len(known) or decoded.endswith(_INCOMPLETE):
-            return ""
-        self._prefix, self._read = self._read, len(self._token_ids)
-        return self._give(decoded[len(known) :], final=False)
+        whole = decoded.rstrip(_INCOMPLETE)
+        new, self._known = whole[self._known :], max(self._known, len(whole))
+        if len(whole) == len(decoded):
+            self._prefix, self._read = self._read, len(self._token_ids)
+            self._known = len(self._detokenizer.decode(self._token_ids[self._prefix : self._read]))
+        return self._give(new, final=False)
 
     def finish(self) -> str:
         """No more tokens: whatever was held back. Bytes that never became a character come out as U+FFFD. Nothing once ``stopped``, or again."""
         if self.stopped:
             return ""
-        known = self._detokenizer.decode(self._token_ids[self._prefix : self._read])
-        decoded = self._detokenizer.decode(self._token_ids[self._prefix :])
-        self._prefix = self._read = len(self._token_ids)
-        return self._give(decoded[len(known) :], final=True)
+        tail = self._detokenizer.decode(self._token_ids[self._prefix :])[self._known :]
+        self._known += len(tail)
+        return self._give(tail, final=True)
 
     def _give(self, new: str, *, final: bool) -> str:
         """Add new text to what is held; take out what may be shown."""

@@ -1,4 +1,4 @@
-"""A tiny random chat model with the bundled model's tokenizer, and random adapters for any model: everything works as with the real one, in milliseconds."""
+"""A tiny random chat model with the bundled model's tokenizer, and random adapters for any model: all that works on the real one, in milliseconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bundled_model() -> Path:
 
 
 def tiny_model() -> Path:
-    """Folder of a Llama of 2 layers and width 64 with the bundled tokenizer (vocabulary 49152, eos 2). Built once, kept in the temporary directory."""
+    """Folder of a Llama of 2 layers and width 64 with the bundled tokenizer (vocabulary 49152, eos 2). Built once, kept in the temp directory."""
     target = Path(tempfile.gettempdir()) / _FOLDER
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
