@@ -42,6 +42,10 @@ EXPLAINED_VARIANCE_TRAJECTORIES = 256
 """The window of DESIGN §4: fewer trajectories make explained variance meaningless."""
 
 
+HEAD_TOKENS = 128
+"""Action tokens whose logits over the whole vocabulary exist at one time (25 MB a copy for the bundled model)."""
+
+
 class UpdateCancelledError(OnlineSAOError):
     """The update was told to stop half-way. The learner is in between two states: restore a snapshot, or throw it away."""
 
@@ -160,23 +164,33 @@ class Learner:
         return result
 
     def _policy_microbatch(self, microbatch: PackedMicrobatch, advantages: Tensor, num_action_tokens: int, result: PolicyPass) -> None:
-        """Forward and backward of one microbatch; gradients add up in the policy's parameters."""
-        inputs = _inputs(microbatch)
-        base_logits = self.policy.base_logits(*inputs)
-        logits = self.policy.logits(*inputs)
-        current = token_logprobs(logits, microbatch.action_ids, microbatch.temperatures)
-        decided = self.recipe.token_weights(current.detach(), microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
-        loss = policy_loss(current, decided.weights, advantages, num_action_tokens)
+        """Forward and backward of one microbatch; gradients add up in the policy's parameters.
+
+        The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
+        current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
+        """
+        base_states = self.policy.base_states(*_inputs(microbatch))
+        states = self.policy.states(*_inputs(microbatch))
+        leaf = states.detach().requires_grad_()
+        chunks = [slice(start, start + HEAD_TOKENS) for start in range(0, len(leaf), HEAD_TOKENS)]
+        ids, temperatures = microbatch.action_ids, microbatch.temperatures
+        with torch.no_grad():
+            current = torch.cat([token_logprobs(self.policy.logits(leaf[c]), ids[c], temperatures[c]) for c in chunks])
+        decided = self.recipe.token_weights(current, microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
         beta = self.recipe.anchor_coefficient
-        with torch.set_grad_enabled(beta > 0):
-            anchor = anchor_loss(logits, base_logits, microbatch.temperatures, num_action_tokens)
-        total = loss + beta * anchor
-        total.backward()  # type: ignore[no-untyped-call]
-        result.loss += float(total.detach())
-        result.kl_base += float(anchor.detach())
+        for c in chunks:
+            logits = self.policy.logits(leaf[c])
+            loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)
+            with torch.set_grad_enabled(beta > 0):
+                anchor = anchor_loss(logits, self.policy.logits(base_states[c]), temperatures[c], num_action_tokens)
+            total = loss + beta * anchor
+            total.backward()  # type: ignore[no-untyped-call]
+            result.loss += float(total.detach())
+            result.kl_base += float(anchor.detach())
+            result.entropy.append(entropy(logits.detach(), temperatures[c]))
+        states.backward(leaf.grad)  # type: ignore[no-untyped-call]
         result.weights.append(decided)
-        result.log_ratio.append(current.detach() - microbatch.behavior_logprobs)
-        result.entropy.append(entropy(logits.detach(), microbatch.temperatures))
+        result.log_ratio.append(current - microbatch.behavior_logprobs)
 
     def _step(self, optimizer: torch.optim.AdamW, loss: float) -> float | None:
         """Clip and apply. Returns the gradient norm before clipping; None if it or the loss is not finite, and then nothing has moved."""
@@ -199,7 +213,7 @@ class Learner:
         """Log-probabilities of ``token_ids`` after ``prompt_ids`` (at least one) under the policy as it stands, at ``temperature``."""
         ids = torch.tensor([*prompt_ids, *token_ids])
         positions = torch.arange(len(prompt_ids), len(ids))
-        logits = self.policy.logits(ids, torch.arange(len(ids)), positions)
+        logits = self.policy.logits(self.policy.states(ids, torch.arange(len(ids)), positions))
         logprobs: list[float] = token_logprobs(logits, ids[positions], torch.full((len(positions),), temperature)).tolist()
         return logprobs
 

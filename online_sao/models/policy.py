@@ -12,7 +12,10 @@ from online_sao.models.backbone import Backbone
 
 
 class PolicyModel:
-    """The base model under the "policy" adapter; ``base_logits`` is the same model without it."""
+    """The base model under the "policy" adapter; ``base_states`` are those of the same model without it.
+
+    States and logits are two steps because logits are a thousand times larger: who needs many of them makes them a few tokens at a time.
+    """
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
@@ -20,14 +23,18 @@ class PolicyModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         return self._backbone.adapter_parameters("policy")
 
-    def logits(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
-        """Logits [N, V] that produced the tokens at ``action_positions`` [N] of a packed sequence [T], with gradient, not tempered."""
-        return self._backbone.head(self._backbone.hidden("policy", input_ids, position_ids)[action_positions - 1])
+    def states(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
+        """Hidden states [N, H] that produce the tokens at ``action_positions`` [N] of a packed sequence [T], with gradient."""
+        return self._backbone.hidden("policy", input_ids, position_ids)[action_positions - 1]
 
     @torch.no_grad()
-    def base_logits(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
-        """As ``logits``, of the base policy."""
-        return self._backbone.head(self._backbone.hidden(None, input_ids, position_ids)[action_positions - 1])
+    def base_states(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
+        """As ``states``, of the base policy."""
+        return self._backbone.hidden(None, input_ids, position_ids)[action_positions - 1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Vocabulary logits [N, V], not tempered, of ``states`` or ``base_states`` [N, H]: the head is frozen, and the same for both."""
+        return self._backbone.head(states)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperatures: Tensor) -> Tensor:

@@ -104,20 +104,30 @@ async def renew_claim(session: AsyncSession, claim_id: str, *, expected: int, ex
         raise LeaseLostError(f"Claim {claim_id} holds {held} of its {expected} trajectories: the others were released or erased meanwhile.")
 
 
-async def load_claimed(session: AsyncSession, claim_id: str) -> list[ClaimedTrajectory]:
-    """The trajectories a claim holds, in the order they became ready, with everything training needs."""
+async def load_claimed(session: AsyncSession, claim_id: str) -> tuple[list[ClaimedTrajectory], dict[int, str]]:
+    """The trajectories a claim holds, in the order they became ready, with everything training needs; and those that cannot be read: id → why.
+
+    One damaged row must not keep the others from being trained, so it is named rather than raised.
+    """
     query = (
         select(TrajectoryRow, InteractionRow)
         .join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id)
         .where(TrajectoryRow.claim_id == claim_id, TrajectoryRow.state == TrajectoryState.CLAIMED)
         .order_by(TrajectoryRow.ready_at, TrajectoryRow.id)
     )
-    claimed = []
+    claimed: list[ClaimedTrajectory] = []
+    broken: dict[int, str] = {}
     for trajectory, interaction in await session.execute(query):
         if trajectory.reward is None:
-            raise LifecycleError(f"Trajectory {trajectory.id} is claimed but has no reward.")
-        claimed.append(ClaimedTrajectory(trajectory.id, trajectory.reward, trajectory.oldest_policy_version, to_record(interaction)))
-    return claimed
+            broken[trajectory.id] = "it has no reward"
+            continue
+        try:
+            record = to_record(interaction)
+        except (LifecycleError, LookupError, TypeError, ValueError) as error:
+            broken[trajectory.id] = f"its interaction cannot be read: {error}"
+        else:
+            claimed.append(ClaimedTrajectory(trajectory.id, trajectory.reward, trajectory.oldest_policy_version, record))
+    return claimed, broken
 
 
 async def claimed_ids(session: AsyncSession, claim_id: str) -> Sequence[int]:
