@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from online_sao.errors import UnsupportedFeatureError
 
 MAX_STOP_STRINGS = 4
+MIN_TEMPERATURE = 0.001
 MAX_CHOICES = 8
 
 
@@ -88,6 +89,13 @@ class ChatCompletionRequest(_Body):
         if "" in stops:
             raise ValueError("holds an empty string, which would end every answer before it begins")
         return tuple(stops)
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperature(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE}: below it, log-probabilities are no longer exact")
+        return value
 
     @field_validator("metadata")
     @classmethod
