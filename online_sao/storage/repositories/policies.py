@@ -34,9 +34,10 @@ async def active(session: AsyncSession) -> PolicyVersionRow:
     return row
 
 
-async def newest(session: AsyncSession, limit: int = 200) -> Sequence[PolicyVersionRow]:
-    """The last ``limit`` versions, newest first."""
-    return (await session.scalars(select(PolicyVersionRow).order_by(PolicyVersionRow.version.desc()).limit(limit))).all()
+async def newest(session: AsyncSession, limit: int = 200, *, before: int | None = None) -> Sequence[PolicyVersionRow]:
+    """The last ``limit`` versions (of those older than ``before``), newest first."""
+    query = select(PolicyVersionRow).order_by(PolicyVersionRow.version.desc()).limit(limit)
+    return (await session.scalars(query if before is None else query.where(PolicyVersionRow.version < before))).all()
 
 
 async def next_to_activate(session: AsyncSession, lineage_epoch: int, active_version: int) -> PolicyVersionRow | None:

@@ -1,78 +1,10 @@
-"""A migrated database on disk and small ways to fill it."""
+"""Settings that no file of the working directory can change."""
 
-import itertools
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from online_sao.config import Settings
-from online_sao.storage.migrations import upgrade
-from online_sao.storage.repositories import interactions, trajectories
-from online_sao.storage.session import Database
-from online_sao.storage.tables import InteractionRow, TrajectoryRow
-from online_sao.types import Completion, InteractionStatus, VersionSpan
-
-
-class Chats:
-    """Makes logged completions the way the chat service does: a generating row, then its completion with a trajectory."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._numbers = itertools.count(1)
-
-    async def start(self, *, choices: int = 1, stored: bool = True, user: str | None = None, policy_version: int = 0) -> list[InteractionRow]:
-        completion_id = f"chatcmpl-{next(self._numbers)}"
-        rows = [
-            InteractionRow(
-                completion_id=completion_id,
-                choice=choice,
-                request_id="req-1",
-                user=user,
-                model="smollm2-135m",
-                stored=stored,
-                request_metadata={"app": "test"},
-                messages=[{"role": "user", "content": "hello"}],
-                sampling={"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "stop": []},
-                prompt_ids=[1, 2, 3],
-                policy_version=policy_version,
-                prompt_tokens=3,
-                created_at=time.time(),
-            )
-            for choice in range(choices)
-        ]
-        async with self._database.write() as session:
-            await interactions.insert_generating(session, rows)
-        return rows
-
-    async def finish(self, row: InteractionRow, *, reason: str | None = None, deadline_seconds: float = 3600.0) -> TrajectoryRow:
-        now = time.time()
-        completion = Completion((7, 8), (-0.5, -1.5), (VersionSpan(0, 2, row.policy_version),), "hi", "stop")
-        async with self._database.write() as session:
-            done = await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
-            return await trajectories.create(session, done, now=now, deadline_at=now + deadline_seconds, not_trainable_reason=reason)
-
-    async def completed(
-        self, *, stored: bool = True, user: str | None = None, reason: str | None = None, policy_version: int = 0, deadline_seconds: float = 3600.0
-    ) -> InteractionRow:
-        (row,) = await self.start(stored=stored, user=user, policy_version=policy_version)
-        await self.finish(row, reason=reason, deadline_seconds=deadline_seconds)
-        return row
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
-    await upgrade(url)
-    database = Database(url)
-    yield database
-    await database.dispose()
-
-
-@pytest.fixture
-def chats(database: Database) -> Chats:
-    return Chats(database)
 
 
 @pytest.fixture

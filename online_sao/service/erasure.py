@@ -1,0 +1,44 @@
+"""Erasing what was logged. Owns the rule that nothing erased is ever trained afterwards; counts and score values stay.
+
+An erased interaction looks like one asked for with ``store: false``. Texts may live on in SQLite's free pages until they are overwritten.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from online_sao.errors import CompletionNotFoundError
+from online_sao.publishing import lifecycle
+from online_sao.storage.repositories import interactions, trajectories
+from online_sao.storage.session import Database, Session
+from online_sao.storage.tables import InteractionRow
+
+ERASED = "erased"
+
+
+class ErasureService:
+    """``clock`` returns Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def erase_completion(self, completion_id: str) -> int:
+        """Erase all choices of a completion. Returns how many. Raises CompletionNotFoundError. Erasing twice is no error."""
+        async with self._database.write() as session:
+            rows = await interactions.by_completion(session, completion_id, lock=True)
+            if not rows:
+                raise CompletionNotFoundError(f"There is no completion {completion_id[:80]!r}.", param="completion_id")
+            return await self._erase(session, rows)
+
+    async def erase_user(self, user: str) -> int:
+        """Erase everything logged under ``user``. Returns how many interactions; 0 for a user who has none, or none any more."""
+        async with self._database.write() as session:
+            return await self._erase(session, await interactions.by_user(session, user, lock=True))
+
+    async def _erase(self, session: Session, rows: Sequence[InteractionRow]) -> int:
+        await interactions.erase_content(session, rows)
+        found = await trajectories.by_interactions(session, [row.id for row in rows], lock=True)
+        await lifecycle.expire(session, list(found.values()), ERASED, self._clock())
+        return len(rows)

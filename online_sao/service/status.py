@@ -1,0 +1,203 @@
+"""Where everything stands, as records. Owns the snapshot that the dashboard and the status route show; knows nothing of how they show it.
+
+Each answer is one consistent read of the database and says with ``as_of`` when it was taken. All times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from online_sao.storage.repositories import learner, overview, policies, trajectories, updates
+from online_sao.storage.repositories.overview import ScorePoint
+from online_sao.storage.session import Database, Session
+from online_sao.storage.tables import LearnerRow, PolicyVersionRow, SwapRow, UpdateRow
+from online_sao.types import TrajectoryState, VersionState
+
+COVERAGE_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStatus:
+    """``heartbeat_age``: seconds since its last sign of life; None: it has never run."""
+
+    phase: str
+    detail: str | None
+    paused: bool
+    pause_reason: str | None
+    heartbeat_age: float | None
+    pid: int | None
+    lineage_epoch: int
+    head_version: int
+    head_update: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatus:
+    """One update. ``metrics``: name (DESIGN §4) → number, null where it was not finite."""
+
+    number: int
+    accepted: bool
+    reason: str | None
+    lineage_epoch: int
+    policy_version: int | None
+    parent_version: int
+    metrics: Mapping[str, float | None]
+    ratio_histogram: Mapping[str, Any]
+    started_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """One policy version, with the mean of the ``scores`` its answers got (None without any)."""
+
+    version: int
+    parent: int | None
+    lineage_epoch: int
+    state: VersionState
+    reason: str | None
+    update: int
+    created_at: float
+    activated_at: float | None
+    retired_at: float | None
+    mean_score: float | None
+    scores: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapStatus:
+    policy_version: int
+    pause_seconds: float
+    total_seconds: float
+    requests_in_flight: int
+    recomputed_tokens: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Of the answers completed in the last ``seconds``, how many have a score."""
+
+    seconds: float
+    completed: int
+    scored: int
+
+    @property
+    def fraction(self) -> float | None:
+        return self.scored / self.completed if self.completed else None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """Everything at one moment. ``versions`` and ``swaps`` are newest first, ``scores`` oldest first; ``total_scores`` counts those not shown too."""
+
+    as_of: float
+    generating: int
+    pipeline: Mapping[TrajectoryState, int]
+    oldest_ready_at: float | None
+    active_version: int
+    learner: LearnerStatus
+    last_update: UpdateStatus | None
+    versions: tuple[VersionStatus, ...]
+    swaps: tuple[SwapStatus, ...]
+    scores: tuple[ScorePoint, ...]
+    total_scores: int
+    coverage: Coverage
+
+
+class StatusService:
+    """``clock`` returns Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def snapshot(self, *, scores: int = 200, versions: int = 50, swaps: int = 20) -> StatusSnapshot:
+        """The newest ``scores``, ``versions`` and ``swaps``, and everything there is one of. A fixed number of queries, whatever is asked for."""
+        async with self._database.read() as session:
+            as_of = self._clock()
+            last = await updates.latest(session)
+            completed, scored = await overview.coverage(session, as_of - COVERAGE_SECONDS)
+            return StatusSnapshot(
+                as_of=as_of,
+                generating=await overview.generating(session),
+                pipeline=await trajectories.counts_by_state(session),
+                oldest_ready_at=(await trajectories.queue(session)).oldest_ready_at,
+                active_version=(await policies.active(session)).version,
+                learner=learner_status(await learner.get(session), as_of),
+                last_update=update_status(last) if last else None,
+                versions=await version_statuses(session, await policies.newest(session, versions)),
+                swaps=tuple(_swap_status(row) for row in await policies.swaps(session, swaps)),
+                scores=tuple(await overview.recent_scores(session, scores)),
+                total_scores=await overview.total_scores(session),
+                coverage=Coverage(COVERAGE_SECONDS, completed, scored),
+            )
+
+    async def update_series(self, limit: int = 200) -> tuple[UpdateStatus, ...]:
+        """The last ``limit`` updates, oldest first: metrics over time."""
+        async with self._database.read() as session:
+            return tuple(update_status(row) for row in await updates.newest(session, limit))
+
+
+async def version_statuses(session: Session, rows: Sequence[PolicyVersionRow]) -> tuple[VersionStatus, ...]:
+    """One for each row, in the same order."""
+    means = await overview.mean_scores(session, [row.version for row in rows])
+    return tuple(
+        VersionStatus(
+            version=row.version,
+            parent=row.parent,
+            lineage_epoch=row.lineage_epoch,
+            state=VersionState(row.state),
+            reason=row.reason,
+            update=row.update_number,
+            created_at=row.created_at,
+            activated_at=row.activated_at,
+            retired_at=row.retired_at,
+            mean_score=means[row.version].mean if row.version in means else None,
+            scores=means[row.version].count if row.version in means else 0,
+        )
+        for row in rows
+    )
+
+
+def learner_status(row: LearnerRow, as_of: float) -> LearnerStatus:
+    return LearnerStatus(
+        phase=row.phase,
+        detail=row.detail,
+        paused=row.paused,
+        pause_reason=row.pause_reason,
+        heartbeat_age=None if row.heartbeat_at is None else as_of - row.heartbeat_at,
+        pid=row.pid,
+        lineage_epoch=row.lineage_epoch,
+        head_version=row.head_version,
+        head_update=row.head_update,
+    )
+
+
+def update_status(row: UpdateRow) -> UpdateStatus:
+    return UpdateStatus(
+        number=row.update_number,
+        accepted=row.accepted,
+        reason=row.reason,
+        lineage_epoch=row.lineage_epoch,
+        policy_version=row.policy_version,
+        parent_version=row.parent_version,
+        metrics=row.metrics,
+        ratio_histogram=row.ratio_histogram,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+    )
+
+
+def _swap_status(row: SwapRow) -> SwapStatus:
+    return SwapStatus(
+        policy_version=row.policy_version,
+        pause_seconds=row.pause_seconds,
+        total_seconds=row.total_seconds,
+        requests_in_flight=row.requests_in_flight,
+        recomputed_tokens=row.recomputed_tokens,
+        at=row.created_at,
+    )
