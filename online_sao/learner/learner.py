@@ -71,6 +71,10 @@ class Learner:
         """A learner that stands on the base model in a folder of models.catalog."""
         return cls(load_model(model_path), base_digest(model_path), recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self._backbone.vocabulary_size
+
     def _optimizer(self, parameters: Mapping[str, nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
         recipe = self.recipe
         return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, betas=recipe.adam_betas, weight_decay=recipe.weight_decay, fused=True)

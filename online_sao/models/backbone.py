@@ -49,6 +49,11 @@ class Backbone:
         return int(self._causal_model.config.hidden_size)
 
     @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding: every token id is below it."""
+        return int(self._causal_model.get_input_embeddings().num_embeddings)
+
+    @property
     def module(self) -> nn.Module:
         """The whole wrapped module, for reading weights by name."""
         module: nn.Module = self._peft

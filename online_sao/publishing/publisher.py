@@ -16,7 +16,7 @@ from online_sao.errors import LeaseLostError
 from online_sao.publishing import lifecycle
 from online_sao.publishing.lifecycle import TrainedTrajectory
 from online_sao.publishing.policy_store import write_version
-from online_sao.storage.repositories import learner, policies, updates
+from online_sao.storage.repositories import learner, policies, trajectories, updates
 from online_sao.storage.session import Session
 from online_sao.storage.tables import PolicyVersionRow, UpdateRow
 
@@ -59,7 +59,6 @@ class RefusedUpdate:
     claim_id: str
     lineage_epoch: int
     parent_version: int
-    trajectory_ids: tuple[int, ...]
     reason: str
     metrics: dict[str, float]
     ratio_histogram: dict[str, Any]
@@ -130,10 +129,7 @@ async def record_committed(session: Session, update: CommittedUpdate, *, folder:
 
 
 async def record_refused(session: Session, update: RefusedUpdate, now: float) -> None:
-    """The transaction for an update that goes nowhere: its row, and its trajectories REJECTED with the reason.
-
-    Raises LifecycleError if the claim no longer holds them all.
-    """
+    """The transaction for an update that goes nowhere: its row, and the trajectories its claim still holds REJECTED with the reason."""
     await updates.insert(
         session,
         UpdateRow(
@@ -150,6 +146,5 @@ async def record_refused(session: Session, update: RefusedUpdate, now: float) ->
             finished_at=update.finished_at,
         ),
     )
-    await lifecycle.reject(
-        session, list(update.trajectory_ids), claim_id=update.claim_id, update_number=update.update_number, reason=update.reason, now=now
-    )
+    held = await trajectories.claimed_ids(session, update.claim_id)
+    await lifecycle.reject(session, held, claim_id=update.claim_id, update_number=update.update_number, reason=update.reason, now=now)

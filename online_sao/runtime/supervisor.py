@@ -59,7 +59,9 @@ class Supervisor:
         if now >= self._next_start:
             self._started_at = now
             # A group of its own: Ctrl-C in the terminal reaches the server, which then ends the learner in its own time.
-            self._process = subprocess.Popen(self._command, env={**os.environ, **self._environment}, process_group=0, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+            # Its own end must not depend on ours being orderly: the learner watches the process that is named here.
+            environment = {**os.environ, **self._environment, "ONLINE_SAO_SUPERVISOR_PID": str(os.getpid())}
+            self._process = subprocess.Popen(self._command, env=environment, process_group=0, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
             logger.info("learner started (pid %d)", self._process.pid)
 
     def terminate(self) -> None:

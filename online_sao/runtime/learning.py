@@ -1,0 +1,162 @@
+"""The composition root of the learner process, ``online-sao learn``. Owns what it is made of, its lease, its signals and its end.
+
+Whoever starts it from another process names itself in ONLINE_SAO_SUPERVISOR_PID: the learner then ends when that process does, however that ends.
+Knows nothing of HTTP or engines; it meets the serving process in the database and the policy store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import torch
+
+from online_sao.algorithm.recipes import Recipe, recipe
+from online_sao.config import Settings
+from online_sao.errors import ConfigurationError, LeaseLostError
+from online_sao.learner.learner import Learner
+from online_sao.models.catalog import obtain
+from online_sao.runtime.background import Background
+from online_sao.runtime.learner_status import LearnerStatus
+from online_sao.runtime.learning_cycle import LearningCycle
+from online_sao.storage.migrations import require_current
+from online_sao.storage.repositories import leases
+from online_sao.storage.session import Database
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
+PARENT_POLL_SECONDS = 0.5
+
+
+def run(settings: Settings) -> int:
+    """Learn until SIGTERM, SIGINT or the end of the supervisor. Returns the exit code: 0 after a clean stop, 1 if the lease was lost.
+
+    Raises ConfigurationError where the settings cannot work: another learner runs, the schema is not current, checkpoints of another model.
+    """
+    if settings.learning.niceness:
+        os.nice(settings.learning.niceness)
+    torch.set_num_threads(settings.learning.threads or os.cpu_count() or 1)
+    compute = Background()
+    try:
+        code = asyncio.run(_live(settings, compute))
+    except Exception:
+        if not compute.busy:
+            raise
+        logger.exception("the learner failed")
+        code = 1
+    if compute.busy:
+        # An update that has not noticed it was cancelled. Its claim is released and nothing of it will be kept: do not wait for it, and do not
+        # let the interpreter take itself apart around it either.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def learning_recipe(settings: Settings) -> Recipe:
+    """SAO in the numbers of the preset, with what the settings say otherwise."""
+    learning = settings.learning
+    return recipe(
+        "sao",
+        learning.preset,
+        batch_size=learning.batch_size,
+        policy_learning_rate=learning.policy_learning_rate,
+        value_learning_rate=learning.value_learning_rate,
+        value_updates=learning.value_updates,
+        value_warmup_updates=learning.value_warmup_updates,
+        epsilon_low=learning.epsilon_low,
+        epsilon_high=learning.epsilon_high,
+        anchor_coefficient=learning.anchor_coefficient,
+        max_policy_lag=learning.max_policy_lag,
+    )
+
+
+async def _live(settings: Settings, compute: Background) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    database = Database(settings.database_url)
+    try:
+        await require_current(database)
+        owner = leases.new_owner()
+        async with database.write() as session:
+            await leases.acquire(session, "learner", owner, time.time())
+        status = LearnerStatus(database, owner)
+        try:
+            await _until_stopped(_learn(settings, database, compute, status, stopping), status.beat(), _watch_supervisor(stopping))
+        except LeaseLostError as error:
+            logger.error("%s This one ends.", error.message)
+            return 1
+        except ConfigurationError as error:
+            status.set("stopped", error.message)
+            await status.end()
+            raise
+        await status.end()
+        return 0
+    finally:
+        await database.dispose()
+
+
+async def _learn(settings: Settings, database: Database, compute: Background, status: LearnerStatus, stopping: asyncio.Event) -> None:
+    opening = asyncio.create_task(compute.run(lambda: _open(settings)))
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not opening.done():
+        opening.cancel()
+        return
+    learner = opening.result()
+    logger.info("learner ready: %s/%s, batches of %d", learner.recipe.name, learner.recipe.preset, learner.recipe.batch_size)
+    await LearningCycle(settings, database, learner, compute, status, stopping).run()
+
+
+def _open(settings: Settings) -> Learner:
+    model_path = obtain(settings.policy.model, settings.policy.cache_dir)
+    return Learner.open(
+        model_path,
+        learning_recipe(settings),
+        lora_rank=settings.policy.lora_rank,
+        lora_alpha=settings.policy.lora_alpha,
+        seed=settings.learning.seed,
+    )
+
+
+async def _watch_supervisor(stopping: asyncio.Event) -> None:
+    """Ends nothing by itself; sets ``stopping`` when the process that started this one is gone. Never, if none named itself."""
+    supervisor = _supervisor()
+    # The kernel tells nobody when a parent ends (portably): there is no event to wait for.
+    while supervisor is not None and os.getppid() == supervisor:  # noqa: ASYNC110
+        await asyncio.sleep(PARENT_POLL_SECONDS)
+    if supervisor is not None:
+        logger.info("the server that started this learner (pid %d) is gone", supervisor)
+        stopping.set()
+    await asyncio.Event().wait()
+
+
+def _supervisor() -> int | None:
+    value = os.environ.get(SUPERVISOR_VARIABLE)
+    if value is not None and not value.isdigit():
+        raise ConfigurationError(f"{SUPERVISOR_VARIABLE} is {value!r}; it must be the process id of the process that started the learner.")
+    return int(value) if value is not None else None
+
+
+async def _until_stopped(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` to its end with the others beside it, which never end by themselves. The first exception of any ends all, and is raised."""
+    tasks = [asyncio.create_task(work) for work in (main, *beside)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
