@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from api.dashboard.view import ScorePoint
+from online_sao.storage.repositories.overview import ScorePoint
 
 ACCENT = "#12908a"
 GREY = "#8c8a86"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from nicegui import ui
 from nicegui.elements.html import Html
@@ -11,23 +11,20 @@ from nicegui.elements.html import Html
 from api.dashboard import panels, theme
 from api.dashboard.chart import score_chart
 from api.dashboard.playground import Playground
-from api.dashboard.view import View
-from api.dependencies import Backend
+from api.dashboard.view import DashboardBackend, View, read
 
 logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
 
-BackendProvider = Callable[[], Backend | None]
+BackendProvider = Callable[[], DashboardBackend | None]
 """The running server, or None while it starts."""
-ViewReader = Callable[[Backend], Awaitable[View]]
 
 
 class DashboardPage:
     """One open page."""
 
-    def __init__(self, backend: BackendProvider, read: ViewReader) -> None:
+    def __init__(self, backend: BackendProvider) -> None:
         self._backend = backend
-        self._read = read
         self._playground = Playground(backend)
         self._charted: object = None
 
@@ -74,7 +71,7 @@ class DashboardPage:
         if backend is None:
             return
         try:
-            view = await self._read(backend)
+            view = await read(backend)
             await self._playground.refresh()
         except Exception:
             # The page stays, and its numbers grow old in plain sight; the next second tries again.
@@ -82,7 +79,7 @@ class DashboardPage:
             return
         self._show(backend, view)
 
-    def _show(self, backend: Backend, view: View) -> None:
+    def _show(self, backend: DashboardBackend, view: View) -> None:
         settings = backend.settings
         self._serving.set_content(panels.serving(view, settings.policy.name))
         self._figure.set_content(panels.figure(view))
@@ -91,14 +88,19 @@ class DashboardPage:
         self._update.set_content(panels.update(view))
         self._versions.set_content(panels.versions(view))
         self._swaps.set_content(panels.swaps(view))
-        self._age.set_content(f'<span id="sao-age" data-stamp="{view.taken_at}" data-age="0"></span>')
-        activations = [(version.version, version.activated_at) for version in view.versions if version.activated_at is not None and version.version]
-        charted = (view.total_scores, view.scores[-1:], activations)
+        self._age.set_content(f'<span id="sao-age" data-stamp="{view.snapshot.as_of}" data-age="0"></span>')
+        self._show_chart(view, (settings.reward.score_min, settings.reward.score_max))
+
+    def _show_chart(self, view: View, score_range: tuple[float, float]) -> None:
+        snapshot = view.snapshot
+        activations = [
+            (version.version, version.activated_at) for version in snapshot.versions if version.activated_at is not None and version.version
+        ]
+        # The newest score may be replaced by another of the same answer: the count alone does not tell.
+        charted = (snapshot.total_scores, snapshot.scores[-20:], activations)
         if charted != self._charted:
             self._charted = charted
-            self._chart.options.update(
-                score_chart(view.scores, activations, view.total_scores, (settings.reward.score_min, settings.reward.score_max))
-            )
+            self._chart.options.update(score_chart(snapshot.scores, activations, snapshot.total_scores, score_range))
             self._chart.update()
 
 

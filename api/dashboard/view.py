@@ -1,80 +1,52 @@
-"""What the page shows at one moment, as records. Owns their shape only; how they are filled is in source.py, how they are drawn in panels.py."""
+"""What the page shows at one moment, and what it needs of the server to know it. Owns the reading; how it is drawn is in panels.py and chart.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from online_sao.config import Settings
+from online_sao.inference.engine import EngineLoad, InferenceEngine
+from online_sao.service.chat import ChatService
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.status import StatusService, StatusSnapshot
+
+SCORES_SHOWN = 400
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePoint:
-    """One current score. ``at`` in Unix seconds; ``policy_version``: the newest that wrote the scored answer."""
+class DashboardBackend(Protocol):
+    """The running server, as far as the page knows it. ``chat`` raises NotReadyError, and ``engine`` is None, until the engine serves."""
 
-    at: float
-    value: float
-    policy_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerView:
-    """``heartbeat_age`` in seconds; None: it has never run."""
-
-    phase: str
-    detail: str | None
-    paused: bool
-    pause_reason: str | None
-    heartbeat_age: float | None
-    head_version: int
-    head_update: int
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateView:
-    """The newest update, accepted or not. ``age`` and ``seconds`` (its duration) in seconds."""
-
-    number: int
-    accepted: bool
-    reason: str | None
-    policy_version: int | None
-    metrics: Mapping[str, float]
-    age: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class VersionView:
-    version: int
-    parent: int | None
-    state: str
-    update: int
-    reason: str | None
-    age: float
-    activated_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class SwapView:
-    policy_version: int
-    pause_seconds: float
-    total_seconds: float
-    requests_in_flight: int
-    recomputed_tokens: int
-    age: float
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def chat(self) -> ChatService: ...
+    @property
+    def feedback(self) -> FeedbackService: ...
+    @property
+    def status(self) -> StatusService: ...
+    @property
+    def engine(self) -> InferenceEngine | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything, read together. Lists are newest first, ``scores`` oldest first; ``total_scores`` counts the ones not shown too."""
+    """The database's state, and the engine's: version being sampled from (None: not serving yet) and how busy it is."""
 
-    taken_at: float
-    ready: bool
+    snapshot: StatusSnapshot
     serving_version: int | None
-    running: int
-    waiting: int
-    trajectories: Mapping[str, int]
-    learner: LearnerView
-    update: UpdateView | None
-    versions: tuple[VersionView, ...]
-    swaps: tuple[SwapView, ...]
-    scores: tuple[ScorePoint, ...]
-    total_scores: int
+    load: EngineLoad
+
+    def age(self, at: float) -> float:
+        """Seconds from ``at`` (Unix) to the moment the numbers were read."""
+        return self.snapshot.as_of - at
+
+
+async def read(backend: DashboardBackend) -> View:
+    """Everything the page shows, read together."""
+    engine = backend.engine
+    return View(
+        snapshot=await backend.status.snapshot(scores=SCORES_SHOWN),
+        serving_version=None if engine is None else engine.policy_version,
+        load=EngineLoad(0, 0) if engine is None else engine.load(),
+    )

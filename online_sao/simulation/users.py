@@ -52,7 +52,7 @@ class BackPressure:
             while True:
                 in_flight = self._in_flight  # read first: a score that lands meanwhile is counted twice, never missed
                 status = await self._service.status()
-                backlog = status["trajectories"].get("ready", 0) + status["trajectories"].get("claimed", 0)
+                backlog = status["pipeline"].get("ready", 0) + status["pipeline"].get("claimed", 0)
                 if backlog + in_flight < self._max_backlog:
                     break
                 if backlog != last_backlog:

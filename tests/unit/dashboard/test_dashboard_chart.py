@@ -3,11 +3,11 @@
 import json
 
 from api.dashboard.chart import MOST_LABELS, markers, moving_average, score_chart
-from api.dashboard.view import ScorePoint
+from online_sao.storage.repositories.overview import ScorePoint
 
 
 def points(times):
-    return [ScorePoint(float(at), 1.0, 0) for at in times]
+    return [ScorePoint(f"fb-{at}", float(at), 1.0, 0) for at in times]
 
 
 def test_moving_average_by_hand():

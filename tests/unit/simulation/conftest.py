@@ -91,7 +91,7 @@ class StandIn:
 
     async def status(self):
         return {
-            "trajectories": {"ready": len(self.queued), "claimed": 0},
+            "pipeline": {"ready": len(self.queued), "claimed": 0},
             "learner": {"phase": "waiting", "paused": False, "pause_reason": None},
             "versions": [{"version": version, "update": version} for version in range(self.version + 1)],
         }

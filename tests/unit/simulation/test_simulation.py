@@ -41,7 +41,7 @@ class Backlog:
         self.learner = {"phase": phase, "paused": paused, "pause_reason": pause_reason}
 
     async def status(self):
-        return {"trajectories": dict(self.trajectories), "learner": self.learner}
+        return {"pipeline": dict(self.trajectories), "learner": self.learner}
 
 
 async def test_users_wait_while_the_backlog_and_the_answers_under_way_reach_the_limit():

@@ -1,0 +1,28 @@
+"""How the live page is mounted at /dashboard; the page itself is in page.py.
+
+NiceGUI is one per process: of several applications mounted in one process, the page shows the last one.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from fastapi import FastAPI
+from nicegui import ui
+
+from api.dashboard.page import BackendProvider, DashboardPage
+
+PATH = "/dashboard"
+
+
+def mount(app: FastAPI, backend: BackendProvider) -> None:
+    """Serve the page under /dashboard of ``app``. ``backend`` gives the running server, or None while it starts: the page waits for it."""
+
+    @ui.page("/", title="Online SAO", favicon="📈")
+    def dashboard() -> None:
+        DashboardPage(backend).build()
+
+    # At start NiceGUI looks at every live object for the server that runs it; touching one of torch's makes torch warn.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.reduce_op` is deprecated", category=FutureWarning)
+    # dark=None: as the visitor's system has it. Tailwind is not used, and the page is lighter without it.
+    ui.run_with(app, mount_path=PATH, dark=None, tailwind=False, show_welcome_message=False, reconnect_timeout=5.0)
