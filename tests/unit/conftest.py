@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from online_sao.storage.migrations import upgrade
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
-from online_sao.types import Completion, InteractionStatus, VersionSpan
+from online_sao.types import Completion, InteractionStatus, TrajectoryState, VersionSpan
 
 
 class Chats:
@@ -25,24 +26,8 @@ class Chats:
 
     async def start(self, *, choices: int = 1, stored: bool = True, user: str | None = None, policy_version: int = 0) -> list[InteractionRow]:
         completion_id = f"chatcmpl-{next(self._numbers)}"
-        rows = [
-            InteractionRow(
-                completion_id=completion_id,
-                choice=choice,
-                request_id="req-1",
-                user=user,
-                model="smollm2-135m",
-                stored=stored,
-                request_metadata={"app": "test"},
-                messages=[{"role": "user", "content": "hello"}],
-                sampling={"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "stop": []},
-                prompt_ids=[1, 2, 3],
-                policy_version=policy_version,
-                prompt_tokens=3,
-                created_at=time.time(),
-            )
-            for choice in range(choices)
-        ]
+        fields = {"stored": stored, "user": user, "policy_version": policy_version}
+        rows = [self._row(completion_id, created_at=time.time(), choice=choice, **fields) for choice in range(choices)]
         async with self._database.write() as session:
             await interactions.insert_generating(session, rows)
         return rows
@@ -61,14 +46,43 @@ class Chats:
         await self.finish(row, reason=reason, deadline_seconds=deadline_seconds)
         return row
 
-    async def finish_all(self, rows: Sequence[InteractionRow]) -> None:
-        """The same for many, in one transaction."""
+    async def bulk(self, count: int) -> list[InteractionRow]:
+        """Completed interactions with PENDING trajectories, written straight into the tables: one transaction, few statements."""
         now = time.time()
-        completion = Completion((7, 8), (-0.5, -1.5), (VersionSpan(0, 2, 0),), "hi", "stop")
+        rows = [self._row(f"chatcmpl-{next(self._numbers)}", created_at=now) for _ in range(count)]
+        for row in rows:
+            row.status, row.finish_reason = InteractionStatus.COMPLETED, "stop"
+            row.token_ids, row.behavior_logprobs, row.version_spans, row.text = [7, 8], [-0.5, -1.5], [[0, 2, 0]], "hi"
         async with self._database.write() as session:
-            for row in rows:
-                done = await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
-                await trajectories.create(session, done, now=now, deadline_at=now + 3600)
+            session.add_all(rows)
+            await session.flush()
+            session.add_all(
+                TrajectoryRow(
+                    interaction_id=row.id,
+                    state=TrajectoryState.PENDING,
+                    oldest_policy_version=0,
+                    created_at=now,
+                    deadline_at=now + 3600,
+                    updated_at=now,
+                )
+                for row in rows
+            )
+        return rows
+
+    def _row(self, completion_id: str, *, created_at: float, **fields: Any) -> InteractionRow:
+        defaults: dict[str, Any] = {"choice": 0, "user": None, "stored": True, "policy_version": 0}
+        return InteractionRow(
+            completion_id=completion_id,
+            request_id="req-1",
+            model="smollm2-135m",
+            request_metadata={"app": "test"},
+            messages=[{"role": "user", "content": "hello"}],
+            sampling={"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "stop": []},
+            prompt_ids=[1, 2, 3],
+            prompt_tokens=3,
+            created_at=created_at,
+            **(defaults | fields),
+        )
 
 
 @pytest.fixture(scope="session")

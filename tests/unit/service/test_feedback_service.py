@@ -344,8 +344,7 @@ async def test_concurrent_submissions_of_one_key_create_one_score(service, datab
 
 
 async def test_a_thousand_parallel_scores_lose_none(service, database, chats) -> None:
-    rows = [row for _ in range(10) for row in await chats.start(choices=100)]
-    await chats.finish_all(rows)
+    rows = await chats.bulk(1000)
     latencies: list[float] = []
 
     async def score(row: InteractionRow, value: float) -> str:
