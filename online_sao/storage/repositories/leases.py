@@ -39,7 +39,7 @@ async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float
         except IntegrityError as error:
             raise ConfigurationError(f"Another process has just become the {name} process of this database.") from error
         return
-    if row.owner != owner and row.expires_at > now and not _is_dead(row.owner):
+    if row.owner != owner and row.expires_at > now and not is_dead(row.owner):
         host, pid, _ = row.owner.rsplit(":", 2)
         raise ConfigurationError(
             f"Process {pid} on {host} is already the {name} process of this database (its lease ends in {row.expires_at - now:.0f} s). "
@@ -65,11 +65,11 @@ async def release(session: AsyncSession, name: LeaseName, owner: str) -> None:
 async def is_held(session: AsyncSession, name: LeaseName, now: float) -> bool:
     """Whether a process that is not known to be dead holds the lease now."""
     row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name))).one_or_none()
-    return row is not None and row.expires_at > now and not _is_dead(row.owner)
+    return row is not None and row.expires_at > now and not is_dead(row.owner)
 
 
-def _is_dead(owner: str) -> bool:
-    """True only where we can know: the process was on this host, and is gone or a zombie."""
+def is_dead(owner: str) -> bool:
+    """Whether the process behind a lease is gone. True only where we can know: the process was on this host, and is gone or a zombie."""
     host, pid, _ = owner.rsplit(":", 2)
     if host != socket.gethostname()[:80]:
         return False

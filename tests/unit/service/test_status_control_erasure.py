@@ -87,7 +87,7 @@ async def test_the_snapshot_counts_what_there_is(database, chats, service) -> No
     assert (snapshot.coverage.completed, snapshot.coverage.scored, snapshot.coverage.fraction) == (5, 3, 0.6)
     assert [update.number for update in await service_.update_series()] == [1]
     everything = await service_.snapshot()
-    assert [point.id for point in everything.scores][0] == replaced.id
+    assert everything.scores[0].id == replaced.id
 
 
 async def test_a_snapshot_takes_the_same_number_of_queries_however_much_there_is(database, chats, service) -> None:

@@ -1,0 +1,92 @@
+"""The migrations make exactly the schema the code uses, can go back, and are asked for where they are missing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from online_sao.errors import ConfigurationError
+from online_sao.storage.migrations import downgrade, require_current, upgrade
+from online_sao.storage.repositories import learner, policies
+from online_sao.storage.session import Database, create_engine, sqlite_path
+from online_sao.storage.tables import Base
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
+
+
+async def tables(url: str) -> set[str]:
+    engine = create_engine(url)
+    async with engine.connect() as connection:
+        names = await connection.run_sync(lambda c: inspect(c).get_table_names())
+    await engine.dispose()
+    return set(names)
+
+
+async def test_the_migrated_schema_is_the_one_in_tables_py(tmp_path) -> None:
+    url = url_of(tmp_path / "new" / "folder" / "a.db")
+    await upgrade(url)
+    engine = create_engine(url)
+    async with engine.connect() as connection:
+        options = {"compare_type": True}
+        differences = await connection.run_sync(lambda c: compare_metadata(MigrationContext.configure(c, opts=options), Base.metadata))
+    await engine.dispose()
+    assert differences == []
+
+
+async def test_up_down_up(tmp_path) -> None:
+    url = url_of(tmp_path / "a.db")
+    await upgrade(url)
+    full = await tables(url)
+    assert set(Base.metadata.tables) < full
+    await downgrade(url, "base")
+    assert await tables(url) == {"alembic_version"}
+    await upgrade(url)
+    await upgrade(url)
+    assert await tables(url) == full
+
+
+async def test_a_fresh_database_stands_on_the_base_model(database) -> None:
+    async with database.read() as session:
+        active = await policies.active(session)
+        state = await learner.get(session)
+    assert (active.version, active.parent, active.update_number, active.path, active.served_digest) == (0, None, 0, None, [])
+    assert active.activated_at == active.created_at > 1.6e9
+    assert (state.head_version, state.head_update, state.lineage_epoch, state.paused, state.phase) == (0, 0, 0, False, "stopped")
+
+
+async def test_two_processes_may_upgrade_at_once(tmp_path) -> None:
+    url = url_of(tmp_path / "a.db")
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, upgrade(url)) for _ in range(3)))
+    database = Database(url)
+    await require_current(database)
+    await database.dispose()
+
+
+async def test_a_schema_that_is_not_ours_is_refused_with_advice(tmp_path) -> None:
+    url = url_of(tmp_path / "a.db")
+    database = Database(url)
+    with pytest.raises(ConfigurationError, match=r"There is no database at .*Run `online-sao db upgrade`"):
+        await require_current(database)
+    assert not (tmp_path / "a.db").exists(), "asking must not create an empty database"
+    (tmp_path / "a.db").touch()
+    with pytest.raises(ConfigurationError, match=r"no tables yet.*Run `online-sao db upgrade`"):
+        await require_current(database)
+    await upgrade(url)
+    await require_current(database)
+    async with database.write() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConfigurationError, match="revision 9999, which this version of online-sao does not know"):
+        await require_current(database)
+    await database.dispose()
+
+
+def test_an_in_memory_database_is_refused() -> None:
+    for url in ("sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:"):
+        with pytest.raises(ConfigurationError, match="in-memory"):
+            Database(url)
+    assert sqlite_path("postgresql+asyncpg://host/name") is None

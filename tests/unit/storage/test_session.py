@@ -1,0 +1,139 @@
+"""Transactions: what is kept, what is undone, and what other readers and writers see meanwhile."""
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from online_sao.storage.repositories import learner
+from online_sao.storage.session import Database
+from online_sao.storage.tables import TrajectoryRow
+
+
+async def phase(database: Database) -> str:
+    async with database.read() as session:
+        return (await learner.get(session)).phase
+
+
+async def set_phase(session, value: str) -> None:
+    await learner.heartbeat(session, phase=value, detail=None, pid=1, now=1.0)
+
+
+async def test_sqlite_is_durable_and_checks_references(database) -> None:
+    async with database.read() as session:
+        pragmas = {name: await session.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")}
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+    with pytest.raises(IntegrityError):
+        async with database.write() as session:
+            session.add(TrajectoryRow(interaction_id=999, state="pending", oldest_policy_version=0, created_at=1, deadline_at=1, updated_at=1))
+
+
+async def test_a_write_is_kept_and_a_failed_one_undone(database) -> None:
+    async with database.write() as session:
+        await set_phase(session, "waiting")
+
+    async def fails() -> None:
+        async with database.write() as session:
+            await set_phase(session, "updating")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await fails()
+    assert await phase(database) == "waiting"
+
+
+async def test_a_read_keeps_nothing(database) -> None:
+    async with database.read() as session:
+        await set_phase(session, "waiting")
+    assert await phase(database) == "stopped"
+
+
+async def test_a_read_sees_one_moment(database) -> None:
+    async with database.read() as reading:
+        assert (await learner.get(reading)).phase == "stopped"
+        async with database.write() as session:
+            await set_phase(session, "waiting")
+        assert (await learner.get(reading)).phase == "stopped"
+    assert await phase(database) == "waiting"
+
+
+async def test_readers_do_not_wait_for_a_writer(database) -> None:
+    async with database.write() as session:
+        await set_phase(session, "waiting")
+        assert await asyncio.wait_for(phase(database), timeout=5) == "stopped"
+
+
+async def test_a_cancelled_write_is_undone_and_blocks_nobody(database) -> None:
+    inside = asyncio.Event()
+
+    async def never_ends() -> None:
+        async with database.write() as session:
+            await set_phase(session, "updating")
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(never_ends())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    started = time.monotonic()
+    async with database.write() as session:
+        await learner.pause(session, "x")
+    assert time.monotonic() - started < 5
+    assert await phase(database) == "stopped"
+
+
+async def test_writes_cancelled_at_any_moment_leave_the_database_usable(database) -> None:
+    async def write(number: int) -> None:
+        async with database.write() as session:
+            await set_phase(session, f"phase {number}")
+
+    for delay in range(12):
+        tasks = [asyncio.create_task(write(number)) for number in range(4)]
+        await asyncio.sleep(delay / 2000)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() or task.exception() is None for task in tasks)
+    await asyncio.wait_for(write(99), timeout=10)
+    assert await phase(database) == "phase 99"
+
+
+async def test_parallel_writes_are_not_lost(database) -> None:
+    other = Database(database.url)
+
+    async def increment(target: Database) -> None:
+        async with target.write() as session:
+            row = await learner.get(session, lock=True)
+            await learner.set_head(session, head_version=row.head_version + 1, head_update=0)
+
+    await asyncio.gather(*(increment(target) for target in [database, other] * 25))
+    await other.dispose()
+    async with database.read() as session:
+        assert (await learner.get(session)).head_version == 50
+
+
+async def test_another_process_waits_for_its_turn(database) -> None:
+    program = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None); c.execute('BEGIN IMMEDIATE'); "
+        "c.execute(\"UPDATE learner SET detail = 'from outside'\"); c.execute('COMMIT')"
+    )
+    path = database.url.removeprefix("sqlite+aiosqlite:///")
+    async with database.write() as session:
+        await set_phase(session, "waiting")
+        process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", program, path])
+        await asyncio.sleep(0.5)
+        assert process.poll() is None
+    assert await asyncio.to_thread(process.wait, 30) == 0
+    async with database.read() as session:
+        row = await learner.get(session)
+    assert (row.phase, row.detail) == ("waiting", "from outside")
+
+
+async def test_ping(database) -> None:
+    await database.ping()
