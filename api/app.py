@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 import api.errors
-from api.admin import health
+from api.admin import control, health, metrics
+from api.dashboard.mount import mount
 from api.errors import RequestContext
 from api.security import Security, check_exposure
-from api.v1 import chat, feedback, models
+from api.v1 import chat, feedback, interactions, models
 from online_sao import __version__
 from online_sao.config import Settings
 from online_sao.runtime.serving import Serving
@@ -40,8 +41,11 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="Online SAO", version=__version__, lifespan=lifespan)
     api.errors.install(app)
     app.include_router(health.router)
-    for router in (chat.router, models.router, feedback.router):
+    app.include_router(metrics.router)
+    app.include_router(control.router, prefix="/admin")
+    for router in (chat.router, models.router, feedback.router, interactions.router):
         app.include_router(router, prefix="/v1")
+    mount(app, lambda: getattr(app.state, "backend", None))
     app.add_middleware(Security, settings=settings.server)
     app.add_middleware(RequestContext)
     return app

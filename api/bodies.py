@@ -72,14 +72,17 @@ def validate(model: type[Model], data: dict[str, Any]) -> Model:
         raise describe(list(error.errors(include_url=False))) from error
 
 
-def json_body(model: type[Model], precheck: Callable[[dict[str, Any]], None] | None = None) -> Callable[..., Awaitable[Model]]:
-    """A dependency that reads, parses and validates the body as ``model``. ``precheck`` sees the raw object first."""
+def json_body(
+    model: type[Model], precheck: Callable[[dict[str, Any]], None] | None = None, *, allow_empty: bool = False
+) -> Callable[..., Awaitable[Model]]:
+    """A dependency that reads, parses and validates the body as ``model``. ``precheck`` sees the raw object first. ``allow_empty``: no body is {}."""
 
     async def read(request: Request, backend: BackendDependency) -> Model:
         content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if content_type != "application/json" and not content_type.endswith("+json"):
             raise InvalidRequestError(f"The Content-Type is {content_type!r}; send application/json.")
-        data = parse_json_object(await read_limited(request, backend.settings.server.max_body_bytes))
+        raw = await read_limited(request, backend.settings.server.max_body_bytes)
+        data = {} if allow_empty and not raw else parse_json_object(raw)
         if precheck is not None:
             precheck(data)
         return validate(model, data)
@@ -118,7 +121,7 @@ def _check_values(top: dict[str, Any]) -> None:
     while stack:
         value, depth = stack.pop()
         if isinstance(value, str):
-            _check_text(value)
+            check_text(value)
         elif isinstance(value, (dict, list)):
             if depth > MAX_DEPTH:
                 raise InvalidRequestError(f"The request body is nested deeper than {MAX_DEPTH} levels.")
@@ -126,15 +129,14 @@ def _check_values(top: dict[str, Any]) -> None:
             stack.extend((child, depth + 1) for child in children)
 
 
-def _check_text(text: str) -> None:
+def check_text(text: str) -> None:
+    """Raises InvalidRequestError for text that no database holds."""
     if "\x00" in text:
-        raise InvalidRequestError("The request body holds a NUL character (\\u0000) in a string; it cannot be stored.")
+        raise InvalidRequestError("There is a NUL character (\\u0000) in the request; it cannot be stored.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            "A string in the request body holds half of a surrogate pair (\\ud800 to \\udfff)."
-        ) from error
+        raise InvalidRequestError("There is half of a surrogate pair (\\ud800 to \\udfff) in the request; it is no character.") from error
 
 
 def _json_type(value: Any) -> str:

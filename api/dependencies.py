@@ -7,9 +7,14 @@ from typing import Annotated, Protocol, cast
 from fastapi import Depends, Request
 
 from online_sao.config import Settings
+from online_sao.inference.engine import InferenceEngine
+from online_sao.runtime.meters import Meters
 from online_sao.service.chat import ChatService
+from online_sao.service.control import ControlService
+from online_sao.service.erasure import ErasureService
 from online_sao.service.feedback import FeedbackService
-from online_sao.storage.session import Database
+from online_sao.service.interactions import InteractionService
+from online_sao.service.status import StatusService
 from online_sao.storage.tables import PolicyVersionRow
 
 
@@ -23,7 +28,17 @@ class Backend(Protocol):
     @property
     def feedback(self) -> FeedbackService: ...
     @property
-    def database(self) -> Database: ...
+    def interactions(self) -> InteractionService: ...
+    @property
+    def erasure(self) -> ErasureService: ...
+    @property
+    def status(self) -> StatusService: ...
+    @property
+    def control(self) -> ControlService: ...
+    @property
+    def meters(self) -> Meters: ...
+    @property
+    def engine(self) -> InferenceEngine | None: ...
 
     async def missing(self) -> dict[str, str]:
         """What keeps the server from answering chats: part → why."""

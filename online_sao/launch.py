@@ -116,12 +116,14 @@ def _run_server(settings: Settings, console: Console, listener: socket.socket) -
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
             runner.run(serve_and_announce())
+        except SystemExit:  # how uvicorn answers a start that failed
+            if guard.error is not None:
+                raise guard.error from None
+            raise
         except OSError as error:  # bound by two processes at once, and the other one was first to listen
             if error.errno == errno.EADDRINUSE:
                 raise ConfigurationError(f"Port {settings.server.port} is already in use. Choose another with --port.") from error
             raise
-    if guard.error is not None:
-        raise guard.error
     return server.started
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from online_sao.inference.engine import EngineLoad, SwapReport
 from online_sao.service.chat_records import AdmittedRequest, Outcome
+from online_sao.types import TrajectoryState
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -51,7 +52,7 @@ class Meters:
         self._pause.observe(report.pause_seconds)
 
     def render(
-        self, *, load: EngineLoad | None, policy_version: int | None, trajectories: Mapping[str, int], last_update: Mapping[str, float | None]
+        self, *, load: EngineLoad | None, policy_version: int | None, trajectories: Mapping[TrajectoryState, int], last_update: Mapping[str, float | None]
     ) -> bytes:
         """The exposition text. ``last_update``: the newest update's metrics by name. None, for load and version: the engine is still loading."""
         if load is not None:

@@ -30,8 +30,12 @@ from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
 from online_sao.service.chat import ChatService
 from online_sao.service.chat_log import ChatLog
+from online_sao.service.control import ControlService
+from online_sao.service.erasure import ErasureService
 from online_sao.service.feedback import FeedbackService
+from online_sao.service.interactions import InteractionService
 from online_sao.service.probes import Prober
+from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
 from online_sao.storage.repositories import interactions, leases, policies
 from online_sao.storage.session import Database
@@ -53,6 +57,10 @@ class Serving:
         self.meters = Meters()
         self.database = Database(settings.database_url)
         self.feedback = FeedbackService(self.database, settings)
+        self.interactions = InteractionService(self.database)
+        self.erasure = ErasureService(self.database)
+        self.status = StatusService(self.database)
+        self.control = ControlService(self.database)
         self._engine: InferenceEngine | None = None
         self._chat: ChatService | None = None
         self._problem: str | None = "the model is being loaded"

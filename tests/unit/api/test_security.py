@@ -1,0 +1,131 @@
+"""Who may call: every combination of token, Host, Origin and path."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from api.errors import RequestContext
+from api.security import Security, check_exposure
+from online_sao.config import ServerSettings
+from online_sao.errors import ConfigurationError
+
+
+async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("in")(scope, receive, send)
+
+
+async def ask(settings: ServerSettings, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+    transport = httpx.ASGITransport(app=RequestContext(Security(inner, settings)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        return await client.request(method, path, headers=headers)
+
+
+OPEN = ServerSettings()
+LOCKED = ServerSettings(api_token="s3cret", host="0.0.0.0")  # type: ignore[arg-type]
+BASIC = {"authorization": "Basic " + base64.b64encode(b"me:s3cret").decode()}
+BEARER = {"authorization": "Bearer s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {}, 200),
+        ("POST", {}, 200),
+        ("GET", {"host": "localhost:1"}, 200),
+        ("GET", {"host": "LOCALHOST"}, 200),
+        ("GET", {"host": "[::1]:8000"}, 200),
+        ("GET", {"host": "evil.com"}, 403),
+        ("GET", {"host": "localhost.evil.com"}, 403),
+        ("GET", {"host": "127.0.0.1.evil.com:8000"}, 403),
+        ("GET", {"host": "evil.com:80@127.0.0.1"}, 200),
+        ("GET", {"host": ""}, 403),
+        ("GET", {"host": "[::1"}, 403),
+        ("POST", {"origin": "http://127.0.0.1:8000"}, 200),
+        ("POST", {"origin": "http://evil.com"}, 403),
+        ("POST", {"origin": "http://127.0.0.1:3000"}, 403),
+        ("POST", {"origin": "null"}, 403),
+        ("POST", {"origin": "http://[::1"}, 403),
+        ("DELETE", {"origin": "http://evil.com"}, 403),
+        ("GET", {"origin": "http://evil.com"}, 200),
+    ],
+)
+async def test_without_a_token_pages_of_others_are_kept_out(method: str, headers: dict[str, str], status: int) -> None:
+    answer = await ask(OPEN, method, "/v1/feedback", headers)
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"]["code"] == "forbidden"
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/models", {}, 401),
+        ("/admin/status", {}, 401),
+        ("/metrics", {}, 401),
+        ("/v1", {}, 401),
+        ("/v1/models", BEARER, 200),
+        ("/v1/models", {"authorization": "bearer s3cret"}, 200),
+        ("/v1/models", {"authorization": "Bearer s3cre"}, 401),
+        ("/v1/models", {"authorization": "Bearer s3crett"}, 401),
+        ("/v1/models", {"authorization": "Bearer \xe9"}, 401),
+        ("/v1/models", {"authorization": "s3cret"}, 401),
+        ("/v1/models", BASIC, 401),
+        ("/healthz", {}, 200),
+        ("/readyz", {}, 200),
+        ("/dashboard", {}, 401),
+        ("/openapi.json", {}, 401),
+        ("/dashboard", BASIC, 200),
+        ("/dashboard", BEARER, 200),
+        ("/dashboard", {"authorization": "Basic !!"}, 401),
+        ("/dashboard", {"authorization": "Basic " + base64.b64encode(b"me:other").decode()}, 401),
+    ],
+)
+async def test_with_a_token_nothing_but_health_is_open(path: str, headers: dict[str, Any], status: int) -> None:
+    encoded = {key: value.encode("latin-1") for key, value in headers.items()}
+    answer = await ask(LOCKED, "GET", path, encoded)  # type: ignore[arg-type]
+    assert answer.status_code == status
+    if status == 401:
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert ("www-authenticate" in answer.headers) == (path in ("/dashboard", "/openapi.json"))
+
+
+async def test_a_token_speaks_for_any_host_but_a_browsers_password_does_not_speak_for_a_foreign_page() -> None:
+    foreign = {"host": "sao.example", "origin": "http://evil.com"}
+    assert (await ask(LOCKED, "POST", "/v1/feedback", {**BEARER, **foreign})).status_code == 200
+    assert (await ask(LOCKED, "POST", "/dashboard/x", {**BASIC, **foreign})).status_code == 403
+    assert (await ask(LOCKED, "POST", "/dashboard/x", {**BASIC, "host": "sao.example", "origin": "https://sao.example"})).status_code == 200
+
+
+async def test_a_foreign_pages_websocket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"origin", b"http://evil.com")]
+    await Security(inner, OPEN)({"type": "websocket", "path": "/dashboard/ws", "headers": headers}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_no_other_machine_may_reach_a_server_without_a_token(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="API_TOKEN"):
+        check_exposure(ServerSettings(host=host))
+    check_exposure(ServerSettings(host=host, api_token="x"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="empty"):
+        check_exposure(ServerSettings(host=host, api_token=" "))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
+def test_loopback_needs_none(host: str) -> None:
+    check_exposure(ServerSettings(host=host))
