@@ -1,6 +1,8 @@
 """Which folder a setting leads to, and what an operator is told when none does. (The bundled model itself: tests/integration/engine.)"""
 
 import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -85,6 +87,34 @@ def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"policy\.cache_dir"):
         catalog.obtain("bundled", tmp_path / "file" / "cache")
+
+
+def test_of_two_that_need_it_at_the_same_time_one_converts(tmp_path, monkeypatch):
+    conversions = []
+
+    def convert(gguf, folder):
+        conversions.append(folder)
+        folder.mkdir()
+        time.sleep(0.2)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(catalog, "_convert_bundled", convert)
+    with ThreadPoolExecutor(4) as threads:
+        folders = list(threads.map(lambda _: catalog.obtain("bundled", tmp_path), range(4)))
+    assert folders == [tmp_path / catalog.BUNDLED_FOLDER] * 4
+    assert len(conversions) == 1
+    assert [path.name for path in folders[0].iterdir()] == ["config.json"]
+
+
+def test_a_conversion_that_fails_leaves_no_model_behind(tmp_path, monkeypatch):
+    def convert(gguf, folder):
+        folder.mkdir()
+        raise OSError("disk full")
+
+    monkeypatch.setattr(catalog, "_convert_bundled", convert)
+    with pytest.raises(OSError, match="disk full"):
+        catalog.obtain("bundled", tmp_path)
+    assert not (tmp_path / catalog.BUNDLED_FOLDER).exists()
 
 
 def test_left_overs_of_a_killed_conversion_are_removed(tmp_path, monkeypatch):
