@@ -71,7 +71,7 @@ def policy_metrics(result: PolicyPass, advantages: Sequence[Tensor]) -> dict[str
     broken = torch.cat([weights.non_finite for weights in result.weights])
     gap = diagnostics.log_ratio_gap(log_ratio, kept)
     named = {
-        "masked_fraction": 1.0 - kept.float().mean(),
+        "masked_fraction": (~kept).float().mean(),
         "masked_fraction_low": low.float().mean(),
         "masked_fraction_high": high.float().mean(),
         "non_finite_tokens": broken.sum(),
@@ -121,11 +121,11 @@ def data_metrics(batch: TrainBatch) -> dict[str, float]:
 
 def masked_fractions(batch: TrainBatch, weights: Sequence[TokenWeights]) -> tuple[float, ...]:
     """The fraction of each trajectory's action tokens that was not trained, in the order of ``batch.trajectories``."""
-    trained = [0] * len(batch.trajectories)
+    dropped = [0] * len(batch.trajectories)
     for microbatch, decided in zip(batch.microbatches, weights, strict=True):
-        for index in microbatch.trajectory_index[decided.kept].tolist():
-            trained[index] += 1
-    return tuple(1.0 - kept / trajectory.num_action_tokens for kept, trajectory in zip(trained, batch.trajectories, strict=True))
+        for index in microbatch.trajectory_index[~decided.kept].tolist():
+            dropped[index] += 1
+    return tuple(count / trajectory.num_action_tokens for count, trajectory in zip(dropped, batch.trajectories, strict=True))
 
 
 def _prefixed(prefix: str, named: dict[str, Any]) -> dict[str, float]:
