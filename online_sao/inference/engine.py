@@ -37,7 +37,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class SwapReport:
-    """One weight swap as it happened. ``pause_seconds``: how long no token was generated; ``served_digest``: fingerprint of the weights now served."""
+    """One weight swap as it happened. ``pause_seconds``: how long no token was generated; ``served_digest``: fingerprint of what is served now."""
 
     policy_version: int
     pause_seconds: float

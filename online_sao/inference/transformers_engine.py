@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -115,7 +115,7 @@ class TransformersEngine:
                 await asyncio.to_thread(batching.stop_thread, serving.manager)
                 self._fail_all("The engine was stopped.")
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from: it must not reach the batch."""
         serving = self._require_serving()
         max_tokens = self._check(request, serving.vocabulary)

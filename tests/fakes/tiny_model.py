@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from online_sao.benchmarks.random_adapter import write_random_adapter
 from online_sao.config import PolicySettings
-from online_sao.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA_TARGETS, adapted_matrices
-from online_sao.models.catalog import load_model, load_tokenizer, obtain
+from online_sao.models.catalog import load_tokenizer, obtain
+
+__all__ = ["bundled_model", "tiny_model", "write_random_adapter"]
 
 _FOLDER = "online-sao-tiny-model-1"
 
@@ -54,19 +54,3 @@ def _build(folder: Path) -> None:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def write_random_adapter(model_path: Path, directory: Path, *, seed: int, size: float = 0.02, rank: int = 4) -> Path:
-    """Write a PEFT LoRA adapter over every target projection of a model. ``size``: standard deviation of the change of each weight."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in adapted_matrices(load_model(model_path)).items():
-        a = torch.randn(rank, weight.shape[1], generator=generator)
-        b = torch.randn(weight.shape[0], rank, generator=generator) * (size / rank**0.5)
-        tensors[f"base_model.model.{name}.lora_A.weight"] = a
-        tensors[f"base_model.model.{name}.lora_B.weight"] = b
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / ADAPTER_WEIGHTS)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": list(LORA_TARGETS), "task_type": "CAUSAL_LM"}
-    (directory / ADAPTER_CONFIG).write_text(json.dumps(config))
-    return directory
