@@ -1,0 +1,99 @@
+"""A learner on a random Llama of two layers, built in milliseconds, and trajectories really sampled from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from online_sao.algorithm.recipes import recipe
+from online_sao.experience.batching import TrainBatch, pack
+from online_sao.learner.learner import Learner
+from online_sao.types import Trajectory
+
+VOCABULARY = 48
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    """The same random weights at every call."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return LlamaForCausalLM(config)
+
+
+@dataclass
+class Bench:
+    """A learner, and what tests do with it."""
+
+    learner: Learner
+
+    def sample(self, trajectory_id: int, *, prompt: int = 6, tokens: int = 5, reward: float = 1.0, temperature: float = 1.0) -> Trajectory:
+        """One trajectory sampled from the policy as it stands, one token and one unpacked forward pass at a time."""
+        generator = torch.Generator().manual_seed(trajectory_id)
+        ids = torch.randint(VOCABULARY, (prompt,), generator=generator).tolist()
+        logprobs = []
+        for _ in range(tokens):
+            distribution = torch.softmax(self._next_logits(ids) / temperature, dim=-1)
+            token = int(torch.multinomial(distribution, 1, generator=generator))
+            ids.append(token)
+            logprobs.append(float(distribution[token].log()))
+        return Trajectory(
+            trajectory_id=trajectory_id,
+            token_ids=tuple(ids),
+            loss_mask=(False,) * prompt + (True,) * tokens,
+            behavior_logprobs=(0.0,) * prompt + tuple(logprobs),
+            rewards=(0.0,) * (prompt + tokens - 1) + (reward,),
+            temperatures=(1.0,) * prompt + (temperature,) * tokens,
+            policy_versions=(-1,) * prompt + (0,) * tokens,
+        )
+
+    def batch(self, rewards: Sequence[float] = (1.0, -1.0, 0.5, -0.5), *, max_tokens: int = 1000, first_id: int = 0, **sampling: Any) -> TrainBatch:
+        """Trajectories of different lengths, one for each reward."""
+        lengths = ((6, 5), (9, 3), (4, 7), (12, 1))
+        chosen = []
+        for number, reward in enumerate(rewards):
+            prompt, tokens = lengths[number % len(lengths)]
+            chosen.append(self.sample(first_id + number, prompt=prompt, tokens=tokens, reward=reward, **sampling))
+        return pack(chosen, max_tokens)
+
+    @torch.no_grad()
+    def _next_logits(self, ids: list[int]) -> torch.Tensor:
+        tokens = torch.tensor(ids)
+        states = self.learner.policy.states(tokens, torch.arange(len(ids)), torch.tensor([len(ids)]))
+        return self.learner.policy.logits(states)[0]
+
+    def policy(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.learner.policy.parameters().items()}
+
+    def value(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.learner.value.parameters().items()}
+
+
+def make_bench(*, lora_rank: int = 4, **numbers: Any) -> Bench:
+    """``live`` numbers made quick (large steps, no warm-up, no anchor), and whatever is overridden."""
+    chosen = {
+        "policy_learning_rate": 1e-2,
+        "value_learning_rate": 1e-2,
+        "value_updates": 2,
+        "value_warmup_updates": 0,
+        "anchor_coefficient": 0.0,
+        **numbers,
+    }
+    return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=0))
