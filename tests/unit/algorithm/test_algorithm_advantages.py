@@ -116,7 +116,7 @@ tokens = st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_si
 
 
 @given(tokens)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_with_lambda_and_gamma_one_the_advantage_is_return_minus_value(rows: list[tuple[float, float, bool]]) -> None:
     rewards, values, loss_mask = t(*(r[0] for r in rows)), t(*(r[1] for r in rows)), torch.tensor([r[2] for r in rows])
     advantages = skip_observation_gae(rewards, values, loss_mask, 1.0, 1.0)
@@ -125,7 +125,7 @@ def test_with_lambda_and_gamma_one_the_advantage_is_return_minus_value(rows: lis
 
 
 @given(tokens, st.floats(0.1, 1), st.floats(0, 1))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_without_observations_it_is_plain_gae(rows: list[tuple[float, float, bool]], gamma: float, lam: float) -> None:
     """Plain GAE in its closed form: A_t = Σ_k (gamma·lam)^k · (r_{t+k} + gamma · V_{t+k+1} − V_{t+k}), V after the end 0."""
     rewards, values = [r[0] for r in rows], [r[1] for r in rows] + [0.0]
@@ -137,7 +137,7 @@ def test_without_observations_it_is_plain_gae(rows: list[tuple[float, float, boo
 
 
 @given(tokens, st.floats(0.1, 1), st.floats(0, 1))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_observations_can_be_cut_out_without_changing_any_advantage(rows: list[tuple[float, float, bool]], gamma: float, lam: float) -> None:
     rewards, values, loss_mask = t(*(r[0] for r in rows)), t(*(r[1] for r in rows)), torch.tensor([r[2] for r in rows])
     whole = skip_observation_gae(rewards, values, loss_mask, gamma, lam)

@@ -48,11 +48,16 @@ def test_k1_and_k3_estimate_kl_from_behavior_to_current() -> None:
 
 def test_k3_keeps_its_digits_near_ratio_one_in_float32() -> None:
     """x²/2 for small x: in float32, exp(x) − 1 − x would be 0 or noise."""
-    assert kl_k3(torch.tensor([1e-3, -1e-3])).item() == pytest.approx(5e-7, rel=2e-2)
+    assert kl_k3(torch.tensor([1e-4])).item() == pytest.approx(5e-9, rel=1e-2)
+    assert kl_k3(torch.tensor([-1e-4])).item() == pytest.approx(5e-9, rel=1e-2)
+
+
+def test_k3_cuts_ratios_that_would_overflow() -> None:
+    assert kl_k3(torch.tensor([1000.0, 0.0])).item() == pytest.approx(math.exp(60) / 2, rel=1e-5)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=20))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_k3_is_never_negative_and_always_finite(log_ratios: list[float]) -> None:
     for dtype in (F64, torch.float32):
         value = kl_k3(torch.tensor(log_ratios, dtype=dtype)).item()

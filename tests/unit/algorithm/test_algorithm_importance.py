@@ -95,7 +95,7 @@ def test_on_policy_data_is_all_kept_with_weight_one() -> None:
 
 
 @given(st.lists(st.one_of(st.floats(-50, 50), st.sampled_from([NAN, INF, -INF])), min_size=1, max_size=20))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_every_token_is_in_exactly_one_class(log_ratios: list[float]) -> None:
     result = dis(torch.tensor(log_ratios, dtype=F64), zeros(len(log_ratios)), 0.3, 5.0)
     classes = torch.stack([result.kept, result.masked_low, result.masked_high, result.non_finite]).sum(dim=0)
@@ -129,7 +129,7 @@ def test_ess_of_one_token_is_one_and_of_none_is_zero() -> None:
 
 
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=20), st.floats(-200, 200))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_ess_does_not_change_when_all_ratios_are_scaled(log_ratios: list[float], shift: float) -> None:
     log_ratio = torch.tensor(log_ratios, dtype=F64)
     everything = torch.ones(len(log_ratios), dtype=torch.bool)

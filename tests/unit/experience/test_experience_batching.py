@@ -111,7 +111,7 @@ masks = st.text(alphabet=".A", max_size=12).filter(lambda text: "A" in text).map
 
 
 @given(st.lists(masks, min_size=1, max_size=10), st.integers(1, 30))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_nothing_is_lost_split_or_doubled(texts: list[str], max_tokens: int) -> None:
     trajectories = [trajectory(number, text) for number, text in enumerate(texts)]
     batch = pack(trajectories, max_tokens)

@@ -47,7 +47,7 @@ def test_an_empty_range_is_an_error() -> None:
 
 
 @given(st.floats(-100, 100), st.floats(0.01, 100), st.floats(0, 1))
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 def test_rewards_stay_within_minus_one_and_one(low: float, width: float, share: float) -> None:
     high = low + width
     value = min(high, max(low, low + share * width))
