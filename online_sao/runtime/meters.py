@@ -52,7 +52,12 @@ class Meters:
         self._pause.observe(report.pause_seconds)
 
     def render(
-        self, *, load: EngineLoad | None, policy_version: int | None, trajectories: Mapping[TrajectoryState, int], last_update: Mapping[str, float | None]
+        self,
+        *,
+        load: EngineLoad | None,
+        policy_version: int | None,
+        trajectories: Mapping[TrajectoryState, int],
+        last_update: Mapping[str, float | None],
     ) -> bytes:
         """The exposition text. ``last_update``: the newest update's metrics by name. None, for load and version: the engine is still loading."""
         if load is not None:

@@ -53,7 +53,7 @@ class Supervisor:
             self.restarts += 1
             if now - self._started_at >= HEALTHY_SECONDS:
                 self._delay = FIRST_DELAY_SECONDS
-            logger.warning("the learner ended (%s); starting it again in %.0f s", _how(code), self._delay)
+            logger.warning("the learner ended (%s); starting it again in %.1f s", _how(code), self._delay)
             self._next_start = now + self._delay
             self._delay = min(LONGEST_DELAY_SECONDS, self._delay * 2)
         if now >= self._next_start:

@@ -18,7 +18,8 @@ import httpx
 from tiny_model import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 120.0
+START_SECONDS = 300.0
+"""Imports alone take a minute where the machine is busy with other tests."""
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import torch
 from openai import OpenAI
-from server_process import Server, until, user
+from server_process import START_SECONDS, Server, until, user
 from tiny_model import tiny_model, write_random_adapter
 
 from online_sao.models.adapter import MergedWeights, read_adapter
@@ -139,7 +139,7 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
     second = Server(server.data_dir)
     second.launch()
     assert second.process is not None
-    assert second.process.wait(timeout=60) == 2
+    assert second.process.wait(timeout=START_SECONDS) == 2
     assert "already the serving process" in second.log()
     assert chat(server)["system_fingerprint"] == "tiny@v1"
     assert server.stop() < 10
