@@ -36,10 +36,14 @@ async def polled(supervisor: Supervisor, seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _written(note: Path) -> None:
+def _content(note: Path) -> str:
+    return note.read_text() if note.exists() else ""
+
+
+async def _written(note: Path) -> str:
     for _ in range(1000):
-        if note.exists() and note.read_text():
-            return
+        if _content(note):
+            return _content(note)
         await asyncio.sleep(0.02)
     raise AssertionError("the child wrote nothing in 20 s")
 
@@ -94,8 +98,7 @@ async def test_one_that_ignores_the_request_is_killed_with_all_its_own(monkeypat
     note = tmp_path / "grandchild"
     supervisor = Supervisor({}, [*STUBBORN, str(note)])
     await supervisor.poll()
-    await _written(note)
-    grandchild = psutil.Process(int(note.read_text()))
+    grandchild = psutil.Process(int(await _written(note)))
     started = time.monotonic()
     await supervisor.stop()
     assert 0.3 <= time.monotonic() - started < 3
