@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -33,10 +35,65 @@ BATCH = 4
 PROMPT, TOKENS = 6, 5
 
 
-class LearnerHome:
-    """A data folder with a migrated database, and the learners started on it one after the other."""
+class Nursery:
+    """Starts learners that die at a point (see faulty_learner.py), one at a time, in a process forked off one that has imported everything."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("ONLINE_SAO_")}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("faulty_learner.py"))],
+            env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def start(self, point: str | None, environment: dict[str, str], log: Path) -> ForkedLearner:
+        request = json.dumps({"point": point, "environment": environment, "log": str(log)})
+        self._process.stdin.write(request.encode() + b"\n")
+        self._process.stdin.flush()
+        return ForkedLearner(int(self._process.stdout.readline()), self._process.stdout)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class ForkedLearner:
+    """As much of subprocess.Popen as the tests use."""
+
+    def __init__(self, pid: int, answers: Any) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._answers = answers
+
+    def poll(self) -> int | None:
+        return self._read(0.0)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        code = self._read(timeout)
+        if code is None:
+            raise TimeoutError(f"the learner has not ended within {timeout} s")
+        return code
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _read(self, timeout: float) -> int | None:
+        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+            self.returncode = int(self._answers.readline())
+        return self.returncode
+
+
+class LearnerHome:
+    """A data folder with a migrated database, and the learners started on it one after the other. ``nursery`` is needed for faulty ones."""
+
+    def __init__(self, data_dir: Path, nursery: Nursery) -> None:
+        self._nursery = nursery
         self.data_dir = data_dir
         self.file = data_dir / "online_sao.db"
         self.environment = {
@@ -47,25 +104,29 @@ class LearnerHome:
             "ONLINE_SAO_LEARNING__BATCH_SIZE": str(BATCH),
             "ONLINE_SAO_LEARNING__POLL_SECONDS": "0.05",
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedLearner | None = None
         self._model: Any = None
         asyncio.run(upgrade(f"sqlite+aiosqlite:///{self.file}"))
 
     # --- processes --------------------------------------------------------------------------------------------------------------------
 
-    def start(self, fault: str | None = None, **environment: str) -> subprocess.Popen[bytes]:
-        command = [str(Path(__file__).with_name("faulty_learner.py")), fault] if fault is not None else ["-m", "online_sao.cli", "learn"]
-        self.process = subprocess.Popen(
-            [sys.executable, *command], cwd=self.data_dir, env=self.full_environment(**environment), stdout=self._log(), stderr=self._log()
-        )
-        return self.process
+    def start(self, **environment: str) -> subprocess.Popen[bytes]:
+        """``online-sao learn``, as an operator starts it."""
+        command = [sys.executable, "-m", "online_sao.cli", "learn"]
+        with (self.data_dir / "learner.log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=self.data_dir, env=self.full_environment(**environment), stdout=log, stderr=log)
+        self.process = process
+        return process
+
+    def fork(self, point: str | None = None, **environment: str) -> ForkedLearner:
+        """The same learner, quickly; with a ``point``, one that kills itself there."""
+        learner = self._nursery.start(point, {**self.environment, **environment}, self.data_dir / "learner.log")
+        self.process = learner
+        return learner
 
     def full_environment(self, **extra: str) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ONLINE_SAO_")}
         return {**inherited, **self.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
-
-    def _log(self) -> int:
-        return os.open(self.data_dir / "learner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def log(self) -> str:
         return (self.data_dir / "learner.log").read_text(errors="replace")

@@ -4,11 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from learner_process import LearnerHome
+from learner_process import LearnerHome, Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[LearnerHome]:
-    home = LearnerHome(tmp_path)
+def home(tmp_path: Path, nursery: Nursery) -> Iterator[LearnerHome]:
+    home = LearnerHome(tmp_path, nursery)
     yield home
     home.end()

@@ -12,7 +12,7 @@ AFTER_COMMIT = ["after the checkpoint's rename", "after the publish's rename", "
 @pytest.mark.parametrize("point", BEFORE_COMMIT + AFTER_COMMIT)
 def test_killed(home, point):
     home.insert_scored()
-    assert home.start(point).wait(timeout=120) == -signal.SIGKILL, home.log()
+    assert home.fork(point).wait(timeout=120) == -signal.SIGKILL, home.log()
 
     committed = point in AFTER_COMMIT
     assert home.checkpoints() == ([1] if committed else [])
@@ -20,7 +20,7 @@ def test_killed(home, point):
     claim_at_death = home.rows("SELECT DISTINCT claim_id FROM trajectories")[0][0]
     weights = hashlib.sha256((home.checkpoint(1) / "policy.safetensors").read_bytes()).hexdigest() if committed else None
 
-    home.start()
+    home.fork()
     home.wait_for("the batch is trained", lambda: home.count("trained") == 4)
     first_claim = home.rows("SELECT claim_id FROM updates WHERE update_number = 1")[0][0]
     assert (first_claim == claim_at_death) == committed  # before the commit point it is claimed anew, after it never again

@@ -11,7 +11,7 @@ import psutil
 
 def test_it_ends_cleanly_inside_an_update_and_gives_its_claim_back(home):
     home.insert_scored()
-    process = home.start("never ending update")
+    process = home.fork("never ending update")
     home.wait_for("the update has begun", lambda: home.phase() == "updating")
 
     process.send_signal(signal.SIGTERM)
@@ -65,7 +65,7 @@ def test_a_second_learner_and_other_models_are_refused(home):
 def test_damaged_rows_and_refused_updates_stop_nothing(home):
     home.insert_scored(reward=None)
     home.insert_scored(token_ids=[5, 6])  # the others of the eight are sound: one batch of four and two left over
-    home.start(ONLINE_SAO_LEARNING__MIN_BATCH_SIZE="2", ONLINE_SAO_LEARNING__MAX_BATCH_AGE_SECONDS="1")
+    home.fork(ONLINE_SAO_LEARNING__MIN_BATCH_SIZE="2", ONLINE_SAO_LEARNING__MAX_BATCH_AGE_SECONDS="1")
     home.wait_for("all are dealt with", lambda: home.count("trained") == 6 and home.count("rejected") == 2)
     reasons = [reason for (reason,) in home.rows("SELECT reason FROM trajectories WHERE state = 'rejected'")]
     assert all(reason.startswith("cannot be trained") for reason in reasons)
@@ -80,7 +80,7 @@ def test_damaged_rows_and_refused_updates_stop_nothing(home):
     head, kept = home.head(), home.checkpoints()
 
     home.insert_scored()
-    home.start(ONLINE_SAO_GATES__MIN_ENTROPY="50")
+    home.fork(ONLINE_SAO_GATES__MIN_ENTROPY="50")
     home.wait_for("the gate refuses", lambda: home.count("rejected") == 6)
     accepted, version, reason, metrics = home.rows("SELECT accepted, policy_version, reason, metrics FROM updates ORDER BY update_number DESC")[0]
     assert (accepted, version) == (0, None)
