@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -68,15 +69,29 @@ async def test_a_merge_that_fails_midway_puts_the_old_weights_back(engine, refer
     assert difference(result, logprobs(reference.logits(PROMPT, result.token_ids, adapters[1]), result.token_ids)) < 1e-4
 
 
-async def test_a_swap_whose_caller_is_cancelled_still_ends_whole(engine, adapters):
+async def test_a_swap_whose_caller_is_cancelled_ends_before_the_next_begins(engine, adapters, monkeypatch):
+    swap_in_thread, running, most = engine._swap, 0, 0
+
+    def watched(*arguments):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.1)
+        try:
+            return swap_in_thread(*arguments)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(engine, "_swap", watched)
     task, sampled = Client(engine).begin(max_tokens=40)
     await until(lambda: bool(sampled.token_ids))
     swap = asyncio.create_task(engine.swap(1, adapters[1]))
-    await asyncio.sleep(0)
+    await until(lambda: running == 1)
     swap.cancel()
     with pytest.raises(asyncio.CancelledError):
         await swap
     report = await engine.swap(2, adapters[2])
+    assert most == 1
     assert engine.served_digest() == report.served_digest
     result = await task
     assert result.versions == sorted(result.versions)
@@ -96,7 +111,7 @@ async def test_nothing_of_a_finished_or_aborted_request_is_left(engine):
     assert manager.output_router.result_handlers == {}
     assert manager.output_router.output_queue.empty()
     scheduler = manager.batch_processor.scheduler
-    await until(lambda: not scheduler.active_requests and not scheduler.waiting_requests)
+    await until(lambda: not scheduler.active_requests and not scheduler.waiting_requests, 2.0)
     cache = manager.batch_processor.cache
     assert cache.compute_free_capacity() == 1.0
 
