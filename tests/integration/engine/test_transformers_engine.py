@@ -143,5 +143,5 @@ print("ended")
 
 
 def test_a_process_that_forgets_to_stop_it_still_ends(model_path):
-    result = subprocess.run([sys.executable, "-c", PROGRAM, str(model_path)], capture_output=True, text=True, timeout=90, check=False)
+    result = subprocess.run([sys.executable, "-c", PROGRAM, str(model_path)], capture_output=True, text=True, timeout=240, check=False)
     assert "ended" in result.stdout, result.stderr
