@@ -26,14 +26,20 @@ def moving_average(values: Sequence[float], window: int = AVERAGE_OF, at_least: 
 
 
 def markers(points: Sequence[ScorePoint], activations: Sequence[tuple[int, float]], first: int) -> list[dict[str, Any]]:
-    """One vertical line per (version, activated_at) inside the range of ``points`` (the first is number ``first``), left of the first score
-    given after it. At most MOST_LABELS are labelled, the newest among them."""
+    """Upright lines for (version, activated_at) inside the range of ``points`` (the first is number ``first``), left of the first score
+    given after it; versions nobody scored in between share one, named after the newest. At most MOST_LABELS are labelled, the newest among them."""
     times = [point.at for point in points]
-    inside = sorted((bisect_left(times, at), version) for version, at in activations if times and times[0] < at <= times[-1])
-    step = -(-len(inside) // MOST_LABELS) or 1
+    places: dict[int, list[int]] = {}
+    for version, at in sorted(activations):
+        if times and times[0] < at <= times[-1]:
+            places.setdefault(bisect_left(times, at), []).append(version)
+    step = -(-len(places) // MOST_LABELS) or 1
     return [
-        {"xAxis": first + index - 0.5, "label": {"formatter": f"v{version}", "show": (len(inside) - 1 - order) % step == 0}}
-        for order, (index, version) in enumerate(inside)
+        {
+            "xAxis": first + index - 0.5,
+            "label": {"formatter": f"v{versions[-1]}", "show": (len(places) - 1 - order) % step == 0},
+        }
+        for order, (index, versions) in enumerate(sorted(places.items()))
     ]
 
 

@@ -139,7 +139,7 @@ def versions(view: View) -> str:
         )
         for version in view.snapshot.versions
     ]
-    return _table("Policy versions", ["Version", "State"], ["Mean score", "Scores", "Made from", "Age"], rows)
+    return _table("Versions, newest first", ["Version", "State"], ["Mean score", "Scores", "Made from", "Age"], rows)
 
 
 def swaps(view: View) -> str:
@@ -157,7 +157,7 @@ def swaps(view: View) -> str:
         )
         for swap in view.snapshot.swaps
     ]
-    return _table("Weight swaps", ["To"], ["Pause", "Whole", "In flight", "When"], rows)
+    return _table("Swaps, newest first", ["To"], ["Pause", "Whole", "In flight", "When"], rows)
 
 
 def _reason(reason: str | None) -> str:

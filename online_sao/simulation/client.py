@@ -142,6 +142,15 @@ class Service:
         """The service's account of itself."""
         return await self._json("GET", "/admin/status")
 
+    async def updates_of_versions(self) -> dict[int, int]:
+        """Version → number of the update that made it, of all versions there are."""
+        updates: dict[int, int] = {}
+        page = "/admin/policies?limit=200"
+        while versions := (await self._json("GET", page))["data"]:
+            updates.update({version["version"]: version["update"] for version in versions})
+            page = f"/admin/policies?limit=200&before={min(updates)}"
+        return updates
+
     async def _json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
             response = await self._http.request(method, self._url + path, headers=self._headers, **arguments)

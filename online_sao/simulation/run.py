@@ -117,7 +117,10 @@ async def simulate(options: SimulationOptions, display: Display) -> dict[str, An
         answers, waited_seconds = await _interact(service, model, rule, options, display)
         receipts = await _settle(service, answers, options.settle_seconds, display)
         held_out_after = await _held_out(service, model, rule, options, display) if options.control else None
-        updates_of = {v["version"]: v["update"] for v in (await service.status())["versions"]}
+        try:
+            updates_of = await service.updates_of_versions()
+        except CallFailedError:
+            updates_of = {}  # counted as failed; the scores stand without their lags
     scores = [None if answer is None else answer.score for answer in answers]
     last_window_mean = mean([s for s in scores[-options.window :] if s is not None])
     starting = [*(control.scores if control else ()), *(held_out_before.scores if held_out_before else ())]

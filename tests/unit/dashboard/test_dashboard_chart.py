@@ -16,9 +16,9 @@ def test_moving_average_by_hand():
 
 
 def test_a_marker_stands_left_of_the_first_score_after_its_activation():
-    marks = markers(points([10, 20, 30]), [(1, 5.0), (2, 15.0), (3, 20.0), (4, 31.0)], first=101)
-    # v1 came before the first score and v4 after the last: neither is inside the picture
-    assert [(mark["label"]["formatter"], mark["xAxis"]) for mark in marks] == [("v2", 101.5), ("v3", 101.5)]
+    marks = markers(points([10, 20, 30]), [(1, 5.0), (3, 20.0), (2, 15.0), (4, 25.0), (5, 31.0)], first=101)
+    # v1 came before the first score and v5 after the last: neither is inside the picture; nobody scored between v2 and v3
+    assert [(mark["label"]["formatter"], mark["xAxis"]) for mark in marks] == [("v3", 101.5), ("v4", 102.5)]
 
 
 def test_only_a_few_markers_are_labelled_and_the_newest_always():

@@ -35,6 +35,7 @@ class StandIn:
         self.app.post("/v1/feedback")(self.feedback)
         self.app.get("/v1/feedback/{feedback_id}")(self.receipt)
         self.app.get("/admin/status")(self.status)
+        self.app.get("/admin/policies")(self.policies)
 
     async def models(self):
         return {"object": "list", "data": [{"id": "stand-in", "object": "model", "created": 0, "owned_by": "us"}]}
@@ -89,11 +90,15 @@ class StandIn:
     async def receipt(self, feedback_id: str):
         return self.scores[feedback_id]
 
+    async def policies(self, before: int = 10**6):
+        """Pages of two, newest first."""
+        older = [version for version in range(self.version, -1, -1) if version < before]
+        return {"object": "list", "data": [{"version": version, "update": version} for version in older[:2]]}
+
     async def status(self):
         return {
             "pipeline": {"ready": len(self.queued), "claimed": 0},
             "learner": {"phase": "waiting", "paused": False, "pause_reason": None},
-            "versions": [{"version": version, "update": version} for version in range(self.version + 1)],
         }
 
 
