@@ -41,7 +41,7 @@ def test_it_ends_with_the_process_that_started_it(home):
 
 def test_a_second_learner_and_other_models_are_refused(home):
     home.insert_scored()
-    first = home.start()
+    first = home.fork()
     home.wait_for("trained", lambda: home.head() == (1, 1))
     second = subprocess.run(
         [sys.executable, "-m", "online_sao.cli", "learn"], cwd=home.data_dir, env=home.full_environment(), capture_output=True, text=True, timeout=120
@@ -52,13 +52,11 @@ def test_a_second_learner_and_other_models_are_refused(home):
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=30) == 0
 
-    environment = home.full_environment(ONLINE_SAO_POLICY__LORA_RANK="8")
-    other = subprocess.run(
-        [sys.executable, "-m", "online_sao.cli", "learn"], cwd=home.data_dir, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert other.returncode == 2
-    assert "lora_rank" in other.stderr
-    assert "rank 4" in other.stderr
+    assert home.fork(ONLINE_SAO_POLICY__LORA_RANK="8").wait(timeout=60) == 1
+    assert "ConfigurationError" in home.log()
+    assert "LoRA rank 4 and alpha 32, the settings say rank 8" in home.log()
+    assert home.phase() == "stopped"
+    assert "LoRA rank" in home.rows("SELECT detail FROM learner")[0][0]
     home.assert_sound(updates=1)
 
 
