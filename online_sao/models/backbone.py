@@ -38,6 +38,8 @@ class Backbone:
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
             self._peft.add_adapter("value", self.lora_config("value"))
         self._causal_model = base
+        self._active: AdapterName | None = None
+        self._peft.base_model.disable_adapter_layers()
         # train() would switch dropout on; the policy that learns must be the policy that sampled.
         self._peft.eval()
 
@@ -89,9 +91,12 @@ class Backbone:
         return logits
 
     def _activate(self, adapter: AdapterName | None) -> None:
+        if adapter == self._active:
+            return
         if adapter is None:
             self._peft.base_model.disable_adapter_layers()
         else:
             self._peft.base_model.enable_adapter_layers()
             # Also the only place where requires_grad moves: the active adapter's parameters, and no others, take part in a backward pass.
             self._peft.set_adapter(adapter)
+        self._active = adapter
