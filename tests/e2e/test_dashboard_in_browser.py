@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from playwright.sync_api import expect
+from server_process import Server
 
 pytestmark = pytest.mark.usefixtures("learner")
 
@@ -91,3 +92,18 @@ def test_numbers_grow_old_in_plain_sight_when_the_server_stands_still(open_page,
     finally:
         server.process.send_signal(signal.SIGCONT)
     expect(page.locator("#sao-age")).to_have_text(re.compile(r"numbers [0-2] s old"), timeout=20_000)
+
+
+def test_an_open_page_does_not_hold_up_the_end_of_the_server(browser, tmp_path):
+    server = Server(tmp_path / "data").start()
+    page = browser.new_page()
+    try:
+        page.goto(f"{server.url}/dashboard")
+        expect(page.locator("#sao-age")).to_have_text(re.compile(r"numbers \d+ s old"))
+        assert server.stop() < 10
+    finally:
+        page.close()
+        if server.process.poll() is None:
+            server.kill()
+    assert server.process.returncode == 0
+    assert "Traceback" not in server.log()
