@@ -67,10 +67,17 @@ def chat(server: Server, **changes: Any) -> Any:
     return answer.json()
 
 
+def answers(server: Server) -> bool:
+    try:
+        return httpx.get(f"{server.url}/healthz", trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Server]) -> None:
     server = own_server().start()
     before = chat(server)
-    until(lambda: len(server.rows("SELECT 1 FROM probes WHERE policy_version = 0")) == 2, what="probes of the base")
+    until(lambda: len(server.rows("SELECT 1 FROM probes WHERE policy_version = 0")) == 2, seconds=60, what="probes of the base")
 
     # A version is picked up, and a request in flight goes on across the swap.
     with httpx.stream(
@@ -83,7 +90,7 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
         lines = response.iter_lines()
         identity = json.loads(next(lines)[6:])["id"]
         publish(server, 1, seed=1)
-        until(lambda: state(server, 1)["state"] == "active", what="activation")
+        until(lambda: state(server, 1)["state"] == "active", seconds=60, what="activation")
         seen = {json.loads(line[6:])["system_fingerprint"] for line in lines if line.startswith("data: {")}
     row = server.interaction(identity)
     spans = row["version_spans"]
@@ -98,11 +105,11 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
     assert after["choices"][0]["message"]["content"] != before["choices"][0]["message"]["content"]
     (swap,) = server.rows("SELECT * FROM swaps")
     assert (swap["policy_version"], swap["requests_in_flight"]) == (1, 1)
-    until(lambda: len(server.rows("SELECT 1 FROM probes WHERE policy_version = 1")) == 2, what="probes of version 1")
+    until(lambda: len(server.rows("SELECT 1 FROM probes WHERE policy_version = 1")) == 2, seconds=60, what="probes of version 1")
 
     # A wrong digest and a damaged file: set aside with the reason, version 1 serves on, unharmed.
     publish(server, 2, seed=2, digest_error=1.0)
-    until(lambda: state(server, 2)["state"] == "failed", what="the refusal")
+    until(lambda: state(server, 2)["state"] == "failed", seconds=60, what="the refusal")
     assert "digest" in state(server, 2)["reason"]
     assert chat(server) | {"id": 0, "created": 0} == after | {"id": 0, "created": 0}
     damaged = server.data_dir / "policy_store" / "v000003"
@@ -115,7 +122,7 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
             (damaged.name,),
         )
     connection.close()
-    until(lambda: state(server, 3)["state"] == "failed", what="the refusal")
+    until(lambda: state(server, 3)["state"] == "failed", seconds=60, what="the refusal")
     assert "manifest" in state(server, 3)["reason"]
     assert state(server, 1)["state"] == "active"
 
@@ -146,10 +153,17 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
 
 
 def test_a_token_and_a_shutdown_that_abandons_what_takes_too_long(own_server: Callable[..., Server]) -> None:
-    server = own_server({"ONLINE_SAO_SERVER__SHUTDOWN_GRACE_SECONDS": "1", "ONLINE_SAO_SERVER__API_TOKEN": "s3cret"}).start()
+    server = own_server({"ONLINE_SAO_SERVER__SHUTDOWN_GRACE_SECONDS": "1", "ONLINE_SAO_SERVER__API_TOKEN": "s3cret"})
+    server.launch()
+    until(lambda: answers(server), seconds=START_SECONDS, what="a sign of life")
     chat_url = f"{server.url}/v1/chat/completions"
     body = {"model": "tiny", "messages": user(), "max_tokens": 1900, "stream": True}
     assert httpx.post(chat_url, json=body, trust_env=False).status_code == 401
+    early = httpx.post(chat_url, json=body, headers={"authorization": "Bearer s3cret"}, trust_env=False)
+    assert (early.status_code, early.json()["error"]["code"]) == (503, "not_ready")
+    assert int(early.headers["retry-after"]) >= 1
+    assert "engine" in httpx.get(f"{server.url}/readyz", trust_env=False).json()["missing"]
+    server.wait_ready()
     with OpenAI(base_url=f"{server.url}/v1", api_key="s3cret") as client:
         assert client.models.retrieve("tiny").id == "tiny"
     with httpx.stream("POST", chat_url, json=body, headers={"authorization": "Bearer s3cret"}, trust_env=False, timeout=60) as response:
