@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from online_sao.errors import ConfigurationError
+from online_sao.storage import sqlite_driver
 
 Session = AsyncSession
 """What ``read`` and ``write`` yield, for the signatures of rooms that use repositories but not SQLAlchemy."""
 
 _BEGIN = "online_sao_sqlite_begin"
 _BUSY_TIMEOUT_MS = 30_000
+# A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
+_POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120}
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -36,9 +40,10 @@ def sqlite_path(url: str) -> Path | None:
 
 def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     """Async engine for SQLite (aiosqlite) or PostgreSQL (asyncpg). ``foreign_keys`` False is for migrations, which may rebuild a table in SQLite."""
-    if sqlite_path(url) is None:
-        return create_async_engine(url, pool_pre_ping=True)
-    engine = create_async_engine(url)
+    path = sqlite_path(url)
+    if path is None:
+        return create_async_engine(url, pool_pre_ping=True, **_POOL)
+    engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_POOL)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:

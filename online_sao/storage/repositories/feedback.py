@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import and_, bindparam, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import load_only
@@ -43,6 +43,16 @@ async def by_idempotency_key(session: AsyncSession, key: str) -> FeedbackRow | N
     return (await session.scalars(select(FeedbackRow).where(FeedbackRow.idempotency_key == key))).one_or_none()
 
 
+# Built once: putting it together costs as much as running it.
+_TARGET = (
+    select(InteractionRow, TrajectoryRow, FeedbackRow)
+    .options(load_only(*WITHOUT_CONTENT))
+    .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == InteractionRow.id)
+    .outerjoin(FeedbackRow, and_(FeedbackRow.interaction_id == InteractionRow.id, FeedbackRow.superseded_by.is_(None)))
+    .where(InteractionRow.completion_id == bindparam("completion_id"), InteractionRow.choice == bindparam("choice"))
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a score is given to. ``interaction`` carries no content columns; ``scores`` are the metric's and every other's, oldest first, without
@@ -72,14 +82,7 @@ async def target(session: AsyncSession, completion_id: str, choice: int) -> Targ
         await session.execute(
             select(TrajectoryRow.id).join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id).where(*chosen).with_for_update()
         )
-    query = (
-        select(InteractionRow, TrajectoryRow, FeedbackRow)
-        .options(load_only(*WITHOUT_CONTENT))
-        .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == InteractionRow.id)
-        .outerjoin(FeedbackRow, and_(FeedbackRow.interaction_id == InteractionRow.id, FeedbackRow.superseded_by.is_(None)))
-        .where(*chosen)
-    )
-    found = (await session.execute(query)).all()
+    found = (await session.execute(_TARGET, {"completion_id": completion_id, "choice": choice})).all()
     if not found:
         return None
     scores = sorted((row for _, _, row in found if row is not None), key=lambda row: row.created_at)

@@ -360,7 +360,7 @@ async def test_a_thousand_parallel_scores_lose_none(service, database, chats) ->
     assert len(set(ids)) == 1000
     fresh = Database(database.url)
     async with fresh.read() as session:
-        assert await trajectories.queue(session) == trajectories.Queue(1000, pytest.approx(time.time(), abs=60))
+        assert (await trajectories.queue(session)).ready == 1000
         kept = [(await feedback.current(session, row.id))["score"].value for row in rows]
         rewards = [(await trajectories.by_interaction(session, row.id)).reward for row in rows]
     await fresh.dispose()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from online_sao.storage.repositories import learner
 from online_sao.storage.session import Database
@@ -133,6 +133,23 @@ async def test_another_process_waits_for_its_turn(database) -> None:
     async with database.read() as session:
         row = await learner.get(session)
     assert (row.phase, row.detail) == ("waiting", "from outside")
+
+
+async def test_rows_come_back_whatever_statement_gives_them(database) -> None:
+    """The driver fetches rows where it executes: one, several and none, with RETURNING and with many parameter sets."""
+    insert = text("INSERT INTO leases (name, owner, expires_at) VALUES (:name, 'me', 1.0)")
+    async with database.write() as session:
+        await session.execute(insert, [{"name": name} for name in "abc"])
+        returned = await session.execute(text("UPDATE leases SET owner = 'you' WHERE name < 'c' RETURNING name"))
+        assert sorted(returned.scalars()) == ["a", "b"]
+        assert (await session.execute(text("DELETE FROM leases WHERE name > 'a'"))).rowcount == 2
+        result = await session.execute(text("SELECT name, owner FROM leases"))
+        assert (list(result.keys()), result.all()) == (["name", "owner"], [("a", "you")])
+        streamed = await session.execute(text("SELECT name FROM leases WHERE name = 'z'"))
+        assert streamed.all() == []
+    with pytest.raises(OperationalError, match="no such table"):
+        async with database.read() as session:
+            await session.execute(text("SELECT * FROM no_such_place"))
 
 
 async def test_ping(database) -> None:
