@@ -162,12 +162,13 @@ def test_the_anchor_pulls_towards_the_base(make_bench):
     bench = make_bench(value_updates=0, anchor_coefficient=1.0)
     free = make_bench(value_updates=0)
     for wanting in (bench, free):
+        wanted = wanting.batch(rewards=(5.0, 5.0))
         for _ in range(3):
-            wanting.learner.update(wanting.batch(rewards=(5.0, 5.0, 5.0, 5.0)))
-    indifferent = bench.batch(rewards=(0.0, 0.0, 0.0, 0.0))
+            wanting.learner.update(wanted)
+    indifferent = bench.batch(rewards=(0.0, 0.0))
 
     distances = [bench.learner.update(indifferent).metrics["policy/kl_base"] for _ in range(6)]
-    unanchored = [free.learner.update(free.batch(rewards=(0.0, 0.0, 0.0, 0.0))).metrics["policy/kl_base"] for _ in range(6)]
+    unanchored = [free.learner.update(indifferent).metrics["policy/kl_base"] for _ in range(6)]
 
     assert distances[0] > 0.01
     assert distances[-1] < 0.5 * distances[0]
