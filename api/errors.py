@@ -5,6 +5,7 @@ Knows nothing of what the errors mean; their classes say their own status, code 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from online_sao.errors import InvalidRequestError, NotFoundError, OnlineSAOError
+from online_sao.errors import InvalidRequestError, NotFoundError, NotReadyError, OnlineSAOError
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,11 @@ class RequestContext:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server's end has come for this request: its grace is over.
+            logger.info("%s was cut short by the end of the server", identity)
+            if not started:
+                await error_response(NotReadyError("The server is shutting down."))(scope, receive, send_with_id)
         except ClientDisconnect:
             logger.debug("%s: the client left", identity)
         except Exception:

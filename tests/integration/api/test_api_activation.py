@@ -69,7 +69,7 @@ def chat(server: Server, **changes: Any) -> Any:
 
 def answers(server: Server) -> bool:
     try:
-        return httpx.get(f"{server.url}/healthz", trust_env=False).is_success
+        return httpx.get(f"{server.url}/healthz", trust_env=False, timeout=60).is_success
     except httpx.HTTPError:
         return False
 
@@ -128,7 +128,7 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
 
     # kill -9 in the middle of a stream; a score acknowledged before it.
     scored = chat(server, temperature=1)
-    receipt = httpx.post(f"{server.url}/v1/feedback", json={"completion_id": scored["id"], "value": 1}, trust_env=False)
+    receipt = httpx.post(f"{server.url}/v1/feedback", json={"completion_id": scored["id"], "value": 1}, trust_env=False, timeout=60)
     assert receipt.status_code == 201
     body = {"model": "tiny", "messages": user(), "max_tokens": 1900, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60) as response:
@@ -138,7 +138,7 @@ def test_the_life_of_versions_and_a_killed_server(own_server: Callable[..., Serv
     server.start()
     row = server.interaction(cut)
     assert (row["status"], row["state"], row["reason"]) == ("interrupted", "not_trainable", "interrupted")
-    kept = httpx.get(f"{server.url}/v1/feedback/{receipt.json()['id']}", trust_env=False).json()
+    kept = httpx.get(f"{server.url}/v1/feedback/{receipt.json()['id']}", trust_env=False, timeout=60).json()
     assert (kept["status"], kept["value"]) == ("queued", 1)
     assert chat(server) | {"id": 0, "created": 0} == after | {"id": 0, "created": 0}
 
@@ -158,11 +158,11 @@ def test_a_token_and_a_shutdown_that_abandons_what_takes_too_long(own_server: Ca
     until(lambda: answers(server), seconds=START_SECONDS, what="a sign of life")
     chat_url = f"{server.url}/v1/chat/completions"
     body = {"model": "tiny", "messages": user(), "max_tokens": 1900, "stream": True}
-    assert httpx.post(chat_url, json=body, trust_env=False).status_code == 401
-    early = httpx.post(chat_url, json=body, headers={"authorization": "Bearer s3cret"}, trust_env=False)
+    assert httpx.post(chat_url, json=body, trust_env=False, timeout=60).status_code == 401
+    early = httpx.post(chat_url, json=body, headers={"authorization": "Bearer s3cret"}, trust_env=False, timeout=60)
     assert (early.status_code, early.json()["error"]["code"]) == (503, "not_ready")
     assert int(early.headers["retry-after"]) >= 1
-    assert "engine" in httpx.get(f"{server.url}/readyz", trust_env=False).json()["missing"]
+    assert "engine" in httpx.get(f"{server.url}/readyz", trust_env=False, timeout=60).json()["missing"]
     server.wait_ready()
     with OpenAI(base_url=f"{server.url}/v1", api_key="s3cret") as client:
         assert client.models.retrieve("tiny").id == "tiny"
