@@ -47,6 +47,7 @@ class Playground:
         self._messages: list[dict[str, Any]] = []
         self._turns: list[Turn] = []
         self._run: ChatRun | None = None
+        self._left = False
 
     def build(self) -> None:
         self._talk = ui.element("div").classes("talk").props('role=log aria-label="Conversation" aria-live=polite tabindex=0')
@@ -65,6 +66,10 @@ class Playground:
 
     def leave(self) -> None:
         """The page is gone: nobody reads the answer under way."""
+        self._left = True
+        self._abandon()
+
+    def _abandon(self) -> None:
         if self._run is not None:
             self._run.abandon()
 
@@ -80,7 +85,7 @@ class Playground:
             ui.html("<p class=muted>Every answer you score here is one the policy learns from.</p>", sanitize=False)
 
     def _clear(self) -> None:
-        self.leave()
+        self._abandon()
         self._messages, self._turns = [], []
         self._talk.clear()
         self._welcome()
@@ -97,25 +102,31 @@ class Playground:
         self._send.disable()
         if not self._messages:
             self._talk.clear()
-        self._messages.append({"role": "user", "content": question})
+        conversation = self._messages  # "New chat" meanwhile begins another list
+        conversation.append({"role": "user", "content": question})
         turn = self._add_turn(question)
         try:
-            await self._answer(backend, turn)
+            await self._answer(backend, conversation, turn)
         except OnlineSAOError as error:
-            turn.version.set_text(error.message)
-            turn.version.classes("alarm")
-            self._messages.pop()
+            conversation.pop()
+            if not self._left and conversation is self._messages:
+                turn.version.set_text(error.message)
+                turn.version.classes("alarm")
         finally:
-            turn.bubble.classes(remove="writing")
             self._run = None
-            self._send.enable()
+            if not self._left:
+                turn.bubble.classes(remove="writing")
+                self._send.enable()
 
-    async def _answer(self, backend: DashboardBackend, turn: Turn) -> None:
-        messages = tuple(self._messages)
-        command = ChatCommand(f"playground-{uuid.uuid4().hex}", backend.settings.policy.name, messages, max_tokens=MAX_TOKENS, user=USER)
+    async def _answer(self, backend: DashboardBackend, conversation: list[dict[str, Any]], turn: Turn) -> None:
+        command = ChatCommand(f"playground-{uuid.uuid4().hex}", backend.settings.policy.name, tuple(conversation), max_tokens=MAX_TOKENS, user=USER)
         run = self._run = await backend.chat.start(command)
+        if self._left:
+            run.abandon()
         turn.completion_id = run.request.completion_id
         async for event in run.events():
+            if self._left or conversation is not self._messages:
+                continue  # nobody looks any more; the run still has to end
             if isinstance(event, TextDelta):
                 turn.text += event.text
                 turn.bubble.set_text(turn.text)
@@ -126,7 +137,7 @@ class Playground:
                 for thumb in turn.thumbs:
                     thumb.set_visibility(True)
                 self._scroll_down()
-        self._messages.append({"role": "assistant", "content": turn.text})
+        conversation.append({"role": "assistant", "content": turn.text})
 
     def _add_turn(self, question: str) -> Turn:
         with self._talk:

@@ -66,6 +66,18 @@ def test_it_works_by_keyboard_alone(open_page):
     expect(page.get_by_label("Good answer")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_new_chat_may_begin_while_an_answer_is_being_written(open_page, server):
+    page = open_page()
+    ask(page, "Tell me a long story.")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Send")).to_be_enabled()
+    ask(page, "Hello?")
+    page.get_by_label("Good answer").wait_for()
+    assert page.locator(".turn").count() == 2
+    assert "Traceback" not in server.log()
+
+
 @pytest.mark.parametrize("width", [360, 390, 768])
 def test_nothing_sticks_out_on_a_narrow_screen(open_page, width):
     page = open_page(width=width, height=800)
