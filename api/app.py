@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 import api.errors
 from api.admin import control, health, metrics
@@ -38,7 +39,8 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await serving.stop()
 
-    app = FastAPI(title="Online SAO", version=__version__, lifespan=lifespan)
+    # The stock docs page loads its scripts from a public host; this one brings them, as all pages here do.
+    app = FastAPIOffline(title="Online SAO", version=__version__, lifespan=lifespan, redoc_url=None)
     api.errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)

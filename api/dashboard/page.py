@@ -57,7 +57,8 @@ class DashboardPage:
             self._serving = _html("serving")
             ui.element("span").classes("grow")
             self._age = ui.html('<span id="sao-age" data-stamp=""></span>', sanitize=False, tag="span").classes("muted")
-            ui.link("API docs", "/docs", new_tab=True)
+            # Not ui.link: it would look for the page below the dashboard.
+            ui.html('<a href="/docs" target="_blank">API docs</a>', sanitize=False, tag="span")
 
     @staticmethod
     def _section(name: str, title: str) -> ui.element:

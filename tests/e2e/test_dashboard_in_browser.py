@@ -119,3 +119,9 @@ def test_an_open_page_does_not_hold_up_the_end_of_the_server(browser, tmp_path):
             server.kill()
     assert server.process.returncode == 0
     assert "Traceback" not in server.log()
+
+
+def test_the_api_docs_load_from_this_server_alone(open_page, server):
+    page = open_page()
+    page.goto(server.url + page.get_by_role("link", name="API docs").get_attribute("href"))
+    page.locator(".opblock").first.wait_for()
