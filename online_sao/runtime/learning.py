@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -35,8 +35,8 @@ SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
 PARENT_POLL_SECONDS = 0.5
 
 
-def run(settings: Settings) -> int:
-    """Learn until SIGTERM, SIGINT or the end of the supervisor. Returns the exit code: 0 after a clean stop, 1 if the lease was lost.
+def run(settings: Settings) -> NoReturn:
+    """Learn until SIGTERM, SIGINT or the end of the supervisor, then end the process: exit code 0 after a clean stop, 1 if the lease was lost.
 
     Raises ConfigurationError where the settings cannot work: another learner runs, the schema is not current, checkpoints of another model.
     """
@@ -46,19 +46,17 @@ def run(settings: Settings) -> int:
     compute = Background()
     try:
         code = asyncio.run(_live(settings, compute))
+    except ConfigurationError:
+        raise
     except Exception:
-        if not compute.busy:
-            raise
         logger.exception("the learner failed")
         code = 1
-    if compute.busy:
-        # An update that has not noticed it was cancelled. Its claim is released and nothing of it will be kept: do not wait for it, and do not
-        # let the interpreter take itself apart around it either.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    # Not by returning: an update that has not noticed it was cancelled may still be running (its claim is released, nothing of it will be kept),
+    # and taking the interpreter apart takes seconds after torch and transformers, longer than a server waits before it kills.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def learning_recipe(settings: Settings) -> Recipe:
