@@ -16,7 +16,6 @@ from online_sao.service.chat import ChatRun, ChatService
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.chat_records import ChatCommand, ChoiceDone, TextDelta
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
-from online_sao.storage.migrations import upgrade
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
@@ -87,15 +86,6 @@ async def endless(_: EngineRequest) -> AsyncIterator[TokenDelta]:
     while True:
         await asyncio.sleep(0.001)
         yield delta("a")
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'chat.db'}"
-    await upgrade(url)
-    database = Database(url)
-    yield database
-    await database.dispose()
 
 
 def service(database: Database, script: Script, **engine: Any) -> tuple[ChatService, ScriptedEngine, Settings]:
