@@ -112,7 +112,7 @@ class LearningSettings(_Group):
     """A smaller batch is taken once its oldest trajectory has waited this many seconds …"""
     min_batch_size: int = Field(4, gt=0)
     """… and it holds at least this many trajectories."""
-    microbatch_tokens: int = Field(1024, gt=0)
+    microbatch_tokens: int = Field(512, gt=0)
     """Most tokens packed into one forward pass. Longer trajectories get a pass of their own."""
     policy_learning_rate: float | None = Field(None, gt=0)
     """AdamW learning rate of the policy's adapter."""
