@@ -83,7 +83,10 @@ class Serving:
 
     async def missing(self) -> dict[str, str]:
         """What keeps the server from answering chats: part → why. Empty: it is ready."""
-        found = {} if self._problem is None else {"engine": self._problem}
+        problem = self._problem
+        if problem is None and self._engine is not None and not self._engine.healthy:
+            problem = "the engine has failed"
+        found = {} if problem is None else {"engine": problem}
         try:
             await asyncio.wait_for(self.database.ping(), timeout=2.0)
         except Exception as error:
