@@ -25,11 +25,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: install
 	@exec $(BIN)/online-sao serve $(ARGS)
 
-test: install browser
-	$(BIN)/python -m pytest $(ARGS)
+test: test-unit browser
+	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
 
+# Two at a time; a worker whose torch took both cores would only be in the other's way.
 test-unit: install
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal $(ARGS)
 
 check: install
 	$(BIN)/ruff check .
