@@ -63,7 +63,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def not_trainable_reason(self) -> str | None:
-        """Why a completion sampled this way cannot train the policy, or None if it can (DESIGN §5, Behavior)."""
+        """Why a completion sampled this way cannot train the policy, or None if it can (docs/design.md §5, Behavior)."""
         if self.temperature == 0.0:
             return "greedy_sampling"
         if self.top_p < 1.0:

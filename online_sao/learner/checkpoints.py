@@ -1,4 +1,4 @@
-"""Checkpoints: folders ``update-000123`` that appear whole or not at all. The rename of one is the commit point of its update (DESIGN §7.3).
+"""Checkpoints: folders ``update-000123`` that appear whole or not at all. The rename of one is the commit point of its update (docs/design.md §7.3).
 
 Owns the layout, the write order (temporary name, fsync of every file and folder, rename) and how many are kept. What a manifest says, beyond the
 number in the folder's name, is the caller's. Knows nothing of models, databases or publishing. One writer at a time; all methods block.

@@ -1,6 +1,6 @@
 """One learner: a policy, its value model, their optimisers, and the one update that moves them.
 
-Owns the order of DESIGN §5 (targets, K value updates, fresh values, advantages, one policy update) and follows whatever recipe it is given.
+Owns the order of docs/design.md §5 (targets, K value updates, fresh values, advantages, one policy update) and follows whatever recipe it is given.
 
 Knows nothing of databases, versions, gates or files beyond its own state: whoever calls ``update`` takes a snapshot first and decides what becomes
 of the result. Not safe for concurrent use; every method is blocking.
@@ -39,7 +39,7 @@ from online_sao.models.policy import PolicyModel, token_logprobs
 from online_sao.models.value import ValueModel
 
 EXPLAINED_VARIANCE_TRAJECTORIES = 256
-"""The window of DESIGN §4: fewer trajectories make explained variance meaningless."""
+"""The window of docs/design.md §4: fewer trajectories make explained variance meaningless."""
 
 
 HEAD_TOKENS = 128

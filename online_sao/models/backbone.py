@@ -17,7 +17,7 @@ from online_sao.models.adapter import LORA_TARGETS, Adapter, adapted_matrices
 
 AdapterName = Literal["policy", "value"]
 TARGETS: dict[AdapterName, tuple[str, ...]] = {"policy": LORA_TARGETS, "value": ("gate_proj", "up_proj", "down_proj")}
-"""What each adapter adapts. The value model's attention is frozen (DESIGN §5, Values): it has no matrix there to train."""
+"""What each adapter adapts. The value model's attention is frozen (docs/design.md §5, Values): it has no matrix there to train."""
 
 _PREFIX = "base_model.model."
 

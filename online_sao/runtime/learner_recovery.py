@@ -1,6 +1,6 @@
 """Where the learner stands: brought up to date at start, and loaded whenever the database says it stands elsewhere.
 
-Owns the rule of DESIGN §7.3 that checkpoints newer than the database are applied before anything is claimed, and that those of a discarded
+Owns the rule of docs/design.md §7.3 that checkpoints newer than the database are applied before anything is claimed, and that those of a discarded
 update are removed. Knows nothing of batches.
 """
 

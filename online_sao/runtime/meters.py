@@ -1,6 +1,6 @@
 """What the serving process counts of itself, for /metrics. Owns its own Prometheus registry and the metric names; knows nothing of HTTP.
 
-Names: ``online_sao_`` and the metric's name of DESIGN §4 with its slash as an underscore (serve/… → online_sao_serve_…).
+Names: ``online_sao_`` and the metric's name of docs/design.md §4 with its slash as an underscore (serve/… → online_sao_serve_…).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from online_sao.storage.tables import ProbeRow
 logger = logging.getLogger(__name__)
 
 MAX_MEAN_ABS_DIFFERENCE = 1e-3
-"""Largest mean |engine − learner| logprob of a probe, in nats, both in fp32 (DESIGN §7.7)."""
+"""Largest mean |engine − learner| logprob of a probe, in nats, both in fp32 (docs/design.md §7.7)."""
 ALARM = "self-check failed"
 """How the pause reason of a failed self-check begins."""
 UNUSABLE = 1e9

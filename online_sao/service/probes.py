@@ -1,5 +1,5 @@
 """Probe completions: after every swap the serving side samples fixed prompts at T=1 through the engine and stores ids and logprobs, for the
-learner to compare with its own (DESIGN §7.7). Owns the prompts. They are no interactions: nobody scores them.
+learner to compare with its own (docs/design.md §7.7). Owns the prompts. They are no interactions: nobody scores them.
 """
 
 from __future__ import annotations

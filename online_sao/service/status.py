@@ -36,7 +36,7 @@ class LearnerStatus:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
-    """One update. ``metrics``: name (DESIGN §4) → number, null where it was not finite."""
+    """One update. ``metrics``: name (docs/design.md §4) → number, null where it was not finite."""
 
     number: int
     accepted: bool

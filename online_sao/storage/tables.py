@@ -131,7 +131,7 @@ class UpdateRow(Base):
     accepted: Mapped[bool] = mapped_column(Boolean)
     reason: Mapped[str | None] = mapped_column(Text)
     metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """Flat metric name → number, names of DESIGN §4."""
+    """Flat metric name → number, names of docs/design.md §4."""
     ratio_histogram: Mapped[dict[str, Any]] = mapped_column(JSON)
     started_at: Mapped[float] = mapped_column(Float)
     finished_at: Mapped[float] = mapped_column(Float)
