@@ -11,12 +11,13 @@ from nicegui.elements.html import Html
 from api.dashboard import panels, theme
 from api.dashboard.chart import score_chart
 from api.dashboard.playground import Playground
-from api.dashboard.view import DashboardBackend, View, read
+from api.dashboard.view import View, read
+from api.dependencies import Backend
 
 logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
 
-BackendProvider = Callable[[], DashboardBackend | None]
+BackendProvider = Callable[[], Backend | None]
 """The running server, or None while it starts."""
 
 
@@ -80,7 +81,7 @@ class DashboardPage:
             return
         self._show(backend, view)
 
-    def _show(self, backend: DashboardBackend, view: View) -> None:
+    def _show(self, backend: Backend, view: View) -> None:
         settings = backend.settings
         self._serving.set_content(panels.serving(view, settings.policy.name))
         self._figure.set_content(panels.figure(view))

@@ -11,8 +11,8 @@ from nicegui import ui
 from nicegui.elements.button import Button
 from nicegui.elements.label import Label
 
-from api.dashboard.view import DashboardBackend
 from api.dashboard.words import RECEIPTS
+from api.dependencies import Backend
 from online_sao.errors import OnlineSAOError
 from online_sao.service.chat import ChatRun
 from online_sao.service.chat_records import ChatCommand, ChoiceDone, TextDelta
@@ -42,7 +42,7 @@ class Turn:
 class Playground:
     """Build inside a page. ``backend`` gives None while the server is still starting."""
 
-    def __init__(self, backend: Callable[[], DashboardBackend | None]) -> None:
+    def __init__(self, backend: Callable[[], Backend | None]) -> None:
         self._backend = backend
         self._messages: list[dict[str, Any]] = []
         self._turns: list[Turn] = []
@@ -118,7 +118,7 @@ class Playground:
                 turn.bubble.classes(remove="writing")
                 self._send.enable()
 
-    async def _answer(self, backend: DashboardBackend, conversation: list[dict[str, Any]], turn: Turn) -> None:
+    async def _answer(self, backend: Backend, conversation: list[dict[str, Any]], turn: Turn) -> None:
         command = ChatCommand(f"playground-{uuid.uuid4().hex}", backend.settings.policy.name, tuple(conversation), max_tokens=MAX_TOKENS, user=USER)
         run = self._run = await backend.chat.start(command)
         if self._left:

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from online_sao.config import Settings
-from online_sao.inference.engine import EngineLoad, InferenceEngine
-from online_sao.service.chat import ChatService
-from online_sao.service.feedback import FeedbackService
-from online_sao.service.status import StatusService, StatusSnapshot
+from api.dependencies import Backend
+from online_sao.inference.engine import EngineLoad
+from online_sao.service.status import StatusSnapshot
 
 SCORES_SHOWN = 400
-
-
-class DashboardBackend(Protocol):
-    """The running server, as far as the page knows it. ``chat`` raises NotReadyError, and ``engine`` is None, until the engine serves."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def chat(self) -> ChatService: ...
-    @property
-    def feedback(self) -> FeedbackService: ...
-    @property
-    def status(self) -> StatusService: ...
-    @property
-    def engine(self) -> InferenceEngine | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +24,7 @@ class View:
         return self.snapshot.as_of - at
 
 
-async def read(backend: DashboardBackend) -> View:
+async def read(backend: Backend) -> View:
     """Everything the page shows, read together."""
     engine = backend.engine
     return View(

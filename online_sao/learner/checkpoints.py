@@ -7,7 +7,6 @@ number in the folder's name, is the caller's. Knows nothing of models, databases
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import uuid
@@ -15,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from online_sao.durable import sync, sync_tree
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"update-(\d{6,})")
@@ -44,11 +45,11 @@ class Checkpoints:
         try:
             save(temporary)
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            _sync_tree(temporary)
+            sync_tree(temporary)
             self.remove(update_number)
             final = self._folder(update_number)
             temporary.rename(final)
-            _sync(self._root)
+            sync(self._root)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return Checkpoint(update_number, final, dict(manifest))
@@ -92,16 +93,3 @@ class Checkpoints:
 
     def _temporary(self) -> Path:
         return self._root / f"tmp-{uuid.uuid4().hex[:12]}"
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

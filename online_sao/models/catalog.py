@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import shutil
 import uuid
@@ -20,6 +19,7 @@ from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from online_sao.durable import sync_tree
 from online_sao.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _obtain_bundled(cache_dir: Path) -> Path:
         temporary = cache_dir / f"{BUNDLED_FOLDER}.tmp-{uuid.uuid4().hex}"
         logger.info("Converting the bundled model to %s (once, about half a minute)", target)
         _convert_bundled(_bundled_gguf(), temporary)
-        _sync_folder(temporary)
+        sync_tree(temporary)
         temporary.rename(target)
         logger.info("The bundled model is ready in %s", target)
     return target
@@ -185,13 +185,3 @@ def _convert_bundled(gguf: Path, folder: Path) -> None:
         )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush every file, so that the rename which follows never reveals a torn model after a power cut."""
-    for file in [*folder.iterdir(), folder]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from online_sao.durable import sync, sync_tree
 from online_sao.errors import PolicyStoreError
 
 MANIFEST = "manifest.json"
@@ -93,9 +93,9 @@ def write_version(
         if not manifest.files:
             raise PolicyStoreError(f"version {version} has no files to publish")
         (temporary / MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
-        _sync_tree(temporary)
+        sync_tree(temporary)
         _put_in_place(temporary, final, manifest)
-        _sync(store)
+        sync(store)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
@@ -161,17 +161,3 @@ def _checksums(folder: Path) -> dict[str, str]:
             with path.open("rb") as file:
                 sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """fsync a file or a folder (a folder's fsync makes the names in it durable)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
