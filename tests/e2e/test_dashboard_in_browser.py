@@ -69,6 +69,7 @@ def test_it_works_by_keyboard_alone(open_page):
 def test_a_new_chat_may_begin_while_an_answer_is_being_written(open_page, server):
     page = open_page()
     ask(page, "Tell me a long story.")
+    expect(page.locator(".turn")).to_have_count(2)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.get_by_label("Send")).to_be_enabled()
