@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from server_process import ROOT, Server
 
+# What is waited for comes within a second on a quiet machine; a busy one is no failure.
+expect.set_options(timeout=30_000)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LEARNING = {
     "ONLINE_SAO_LEARNING__BATCH_SIZE": "2",
