@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 
 import api.errors
@@ -47,6 +48,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(control.router, prefix="/admin")
     for router in (chat.router, models.router, feedback.router, interactions.router):
         app.include_router(router, prefix="/v1")
+    # A person who types the bare address wants to see something.
+    app.add_api_route("/", lambda: RedirectResponse("/dashboard"), include_in_schema=False)
     mount(app, lambda: getattr(app.state, "backend", None))
     app.add_middleware(Security, settings=settings.server)
     app.add_middleware(RequestContext)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 
 class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ServerSettings(_Group):
@@ -92,6 +93,8 @@ class RewardSettings(_Group):
     def _range(self) -> RewardSettings:
         if not self.score_min < self.score_max:
             raise ValueError(f"reward.score_min ({self.score_min}) must be below reward.score_max ({self.score_max})")
+        if self.default_score is not None and not self.score_min <= self.default_score <= self.score_max:
+            raise ValueError(f"reward.default_score ({self.default_score}) must be from {self.score_min:g} to {self.score_max:g}")
         return self
 
 
@@ -185,6 +188,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         path = Path(os.environ.get("ONLINE_SAO_CONFIG", "online-sao.toml"))
+        if "ONLINE_SAO_CONFIG" in os.environ and not path.is_file():
+            raise ValueError(f"ONLINE_SAO_CONFIG names {path}, and there is no such file")
+        unknown = unknown_variables(os.environ)
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} is no setting: variables are named ONLINE_SAO_GROUP__NAME, groups are {', '.join(settings_cls.model_fields)}"
+            )
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
 
     @property
@@ -216,3 +226,13 @@ class Settings(BaseSettings):
                     text = str(value.absolute() if name == "data_dir" else value)
                 environment[f"ONLINE_SAO_{group_name}__{name}".upper()] = text
         return environment
+
+
+_OTHER_VARIABLES = {"ONLINE_SAO_CONFIG", "ONLINE_SAO_SUPERVISOR_PID"}
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and set nothing. A misspelt name inside a group is found by the group itself."""
+    prefixes = tuple(f"ONLINE_SAO_{group}__".upper() for group in Settings.model_fields)
+    ours = [name for name in environment if name.upper().startswith("ONLINE_SAO_")]
+    return sorted(name for name in ours if name.upper() not in _OTHER_VARIABLES and not name.upper().startswith(prefixes))

@@ -92,19 +92,32 @@ class _LifespanGuard:
             raise
 
 
+class _Server(uvicorn.Server):
+    """Lets running completions end, or tells their clients that they will not, before uvicorn cuts connections. The lifespan ends only after that."""
+
+    def __init__(self, config: uvicorn.Config, app: Any) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._app.state.backend.drain()
+        await super().shutdown(sockets)
+
+
 def _run_server(settings: Settings, console: Console, listener: socket.socket) -> bool:
     """Serve until a signal; False if it never started. Raises KeyboardInterrupt after a clean end by signal, our own error of a start that failed."""
     from api.app import create_app
 
-    guard = _LifespanGuard(create_app(settings))
+    app = create_app(settings)
+    guard = _LifespanGuard(app)
     config = uvicorn.Config(
         guard,
         log_config=None,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=max(1, round(settings.server.shutdown_grace_seconds)),
+        timeout_graceful_shutdown=1,  # what is left then reads nothing any more: the completions have been drained
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, app)
 
     async def serve_and_announce() -> None:
         announcing = asyncio.create_task(_announce_when_ready(settings, console, listener.getsockname()[1]))

@@ -10,12 +10,12 @@ from api.dependencies import BackendDependency
 router = APIRouter()
 
 
-@router.get("/healthz")
+@router.api_route("/healthz", methods=["GET", "HEAD"])
 async def healthz() -> JSONResponse:
     return JSONResponse({"status": "alive"})
 
 
-@router.get("/readyz")
+@router.api_route("/readyz", methods=["GET", "HEAD"])
 async def readyz(backend: BackendDependency) -> JSONResponse:
     """503, and what is missing, until the engine serves and the database answers."""
     missing = await backend.missing()

@@ -42,6 +42,7 @@ class Renderer:
         self._special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
         longest_first = sorted(self._special_ids, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)))
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._generation_prompt = self._find_generation_prompt()
         self._check_against_tokenizer()
 
@@ -63,6 +64,11 @@ class Renderer:
         except TemplateError as error:
             raise InvalidRequestError(f"This model's chat template does not accept these messages: {error}", param="messages") from error
         return tuple(self._encode(text, mask))
+
+    def fewest_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """A number of tokens that ``render`` will at least give, without encoding anything: no token stands for more characters than the longest
+        in the vocabulary, and every message takes one. Encoding millions of characters holds up the whole process, whatever thread does it."""
+        return max(len(messages), sum(len(message["content"]) for message in messages) // self._longest_token)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special ones. Incomplete characters come out as U+FFFD."""

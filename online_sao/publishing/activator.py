@@ -43,10 +43,30 @@ class Activator:
         self._base_digest = base_digest
 
     async def start_version(self) -> StartVersion:
-        """The ACTIVE version, its files checked. Raises PolicyStoreError where they are missing or damaged."""
+        """The ACTIVE version, its files checked. One whose files are missing or damaged is marked FAILED, and the newest that served before it
+        and is whole takes its place: at the latest the base model, which has no files."""
         async with self._database.read() as session:
             version = policies.to_record(await policies.active(session))
-        return StartVersion(version.version, await self._checked_folder(version), version.served_digest)
+            earlier = [policies.to_record(row) for row in await policies.retired_before(session, version.version)]
+        damage = ""
+        for candidate in (version, *earlier):
+            try:
+                folder = await self._checked_folder(candidate)
+            except PolicyStoreError as error:
+                logger.error("policy version %d cannot be served: %s", candidate.version, error.message)
+                damage = damage or error.message
+                continue
+            if candidate is not version:
+                await self._fall_back(version, candidate, damage)
+            return StartVersion(candidate.version, folder, candidate.served_digest)
+        raise PolicyStoreError("No policy version can be served: not even the base model is among the versions that did before.")
+
+    async def _fall_back(self, damaged: PolicyVersion, whole: PolicyVersion, reason: str) -> None:
+        now = time.time()
+        async with self._database.write() as session:
+            await lifecycle.move_version(session, damaged.version, VersionState.FAILED, now=now, reason=reason)
+            await lifecycle.move_version(session, whole.version, VersionState.ACTIVE, now=now, reason=f"version {damaged.version} is damaged")
+        logger.error("serving version %d in place of the damaged version %d", whole.version, damaged.version)
 
     async def confirm_started(self, start: StartVersion) -> None:
         """Raises PolicyStoreError unless the started engine really serves the version it was told to."""

@@ -36,7 +36,7 @@ class Meters:
             registry=self.registry,
             buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
         )
-        self._trajectories = Gauge("online_sao_data_trajectories", "Trajectories, by state", ["state"], registry=self.registry)
+        self._trajectories = Gauge("online_sao_data_trajectories_by_state", "Trajectories, by state", ["state"], registry=self.registry)
         self._learned: dict[str, Gauge] = {}
 
     def completed(self, request: AdmittedRequest, outcome: Outcome) -> None:

@@ -120,12 +120,16 @@ class Serving:
             self._scheduler.add(job)
         self._scheduler.start()
 
-    async def stop(self) -> None:
-        """End within shutdown_grace_seconds plus a few: running requests first, then jobs, engine and learner, at last the lease."""
+    async def drain(self) -> None:
+        """Admit no chat any more, and return when the running ones have ended: by themselves, or abandoned after shutdown_grace_seconds."""
         if self._supervisor is not None:
             self._supervisor.terminate()
         if self._chat is not None:
             await self._chat.close(self.settings.server.shutdown_grace_seconds)
+
+    async def stop(self) -> None:
+        """End within shutdown_grace_seconds plus a few: running requests first, then jobs, engine and learner, at last the lease."""
+        await self.drain()
         await self._scheduler.stop(grace_seconds=1.0)
         for task in self._tasks:
             task.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,9 +35,6 @@ from online_sao.service.sampling import ChoiceSampler
 from online_sao.types import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-_INLINE_CHARACTERS = 20_000
-"""Longer prompts are tokenised in a thread: the event loop must not stand still for other requests' tokens."""
 
 
 class ChatRun:
@@ -100,7 +98,8 @@ class ChatService:
         if self._closing:
             raise NotReadyError("The server is shutting down.")
         self._check_model(command.model)
-        prompt_ids = await self._render(command.messages)
+        self._check_length(command, self._renderer.fewest_tokens(command.messages), "at least ")
+        prompt_ids = self._renderer.render(command.messages)
         sampling, requested = self._sampling(command, len(prompt_ids))
         self._admit(command.n)
         try:
@@ -132,7 +131,7 @@ class ChatService:
 
     def _check_model(self, model: str) -> None:
         name, at, version = model.partition("@v")
-        if name != self._settings.policy.name or (at and not version.isdecimal()):
+        if name != self._settings.policy.name or (at and not re.fullmatch(r"0|[1-9][0-9]{0,9}", version)):
             raise ModelNotFoundError(
                 f"There is no model {model[:80]!r}; this server has {self._settings.policy.name!r} (version N as '…@vN').",
                 param="model",
@@ -142,22 +141,21 @@ class ChatService:
                 f"Version {int(version)} of {name} is not loaded; version {self._engine.policy_version} is being served.", param="model"
             )
 
-    async def _render(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-        if sum(len(str(message["content"])) for message in messages) > _INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._renderer.render, messages)
-        return self._renderer.render(messages)
-
-    def _sampling(self, command: ChatCommand, prompt_tokens: int) -> tuple[SamplingParams, dict[str, Any] | None]:
-        """What will really be sampled with, and what was asked for where exploration settings replaced it."""
+    def _check_length(self, command: ChatCommand, prompt_tokens: int, qualifier: str = "") -> None:
         limit = self._settings.engine.max_context_tokens
         wanted = command.max_tokens if command.max_tokens is not None else 1
         if prompt_tokens + wanted > limit:
             asked = f"{command.max_tokens} for the completion" if command.max_tokens is not None else "at least 1 for the completion"
             raise ContextLengthError(
-                f"This model's context is {limit} tokens. You asked for {prompt_tokens + wanted}: {prompt_tokens} in the messages, {asked}. "
-                "Shorten the messages or the completion.",
+                f"This model's context is {limit} tokens. You asked for {qualifier}{prompt_tokens + wanted}: {qualifier}{prompt_tokens} in the "
+                f"messages, {asked}. Shorten the messages or the completion.",
                 param="messages",
             )
+
+    def _sampling(self, command: ChatCommand, prompt_tokens: int) -> tuple[SamplingParams, dict[str, Any] | None]:
+        """What will really be sampled with, and what was asked for where exploration settings replaced it."""
+        limit = self._settings.engine.max_context_tokens
+        self._check_length(command, prompt_tokens)
         max_tokens = command.max_tokens or min(self._settings.engine.default_max_tokens, limit - prompt_tokens)
         exploration = self._settings.exploration
         temperature, top_p = command.temperature, command.top_p

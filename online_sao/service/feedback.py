@@ -32,6 +32,7 @@ from online_sao.storage.tables import FeedbackRow, TrajectoryRow
 from online_sao.types import Feedback, TrajectoryState
 
 ALREADY_USED = "already_used"
+NOT_WEIGHTED = "metric_not_weighted"
 _USED = frozenset({TrajectoryState.CLAIMED, TrajectoryState.TRAINED, TrajectoryState.REJECTED})
 _MAX_COMMENT = 10_000
 
@@ -134,9 +135,14 @@ class FeedbackService:
             idempotency_key=score.idempotency_key,
             body_digest=score.digest,
             superseded_by=None,
-            refused_reason=ALREADY_USED if trajectory is not None and trajectory.state in _USED else None,
+            refused_reason=self._refusal(score, trajectory),
             created_at=self._clock(),
         )
+
+    def _refusal(self, score: _Score, trajectory: TrajectoryRow | None) -> str | None:
+        if not self._settings.metric_weights.get(score.metric):
+            return NOT_WEIGHTED
+        return ALREADY_USED if trajectory is not None and trajectory.state in _USED else None
 
     async def _store(self, session: Session, target: feedback.Target, row: FeedbackRow) -> Receipt:
         await feedback.insert(session, row)

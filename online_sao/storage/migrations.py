@@ -9,6 +9,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 
 from online_sao.errors import ConfigurationError
 from online_sao.storage.session import Database, create_engine, for_writing, sqlite_path
@@ -66,6 +67,10 @@ async def _migrate(url: str, revision: str, *, down: bool = False) -> None:
     try:
         async with for_writing(engine).begin() as connection:
             await connection.run_sync(_run, revision, down)
+    except OperationalError as error:
+        raise ConfigurationError(
+            f"The database cannot be opened: {error.orig}. Check storage.database_url, and that {path or 'it'} can be written."
+        ) from error
     finally:
         await engine.dispose()
 

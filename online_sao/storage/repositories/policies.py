@@ -40,6 +40,12 @@ async def newest(session: AsyncSession, limit: int = 200, *, before: int | None 
     return (await session.scalars(query if before is None else query.where(PolicyVersionRow.version < before))).all()
 
 
+async def retired_before(session: AsyncSession, version: int) -> Sequence[PolicyVersionRow]:
+    """The versions below ``version`` that served once, newest first."""
+    query = select(PolicyVersionRow).where(PolicyVersionRow.state == VersionState.RETIRED, PolicyVersionRow.version < version)
+    return (await session.scalars(query.order_by(PolicyVersionRow.version.desc()))).all()
+
+
 async def next_to_activate(session: AsyncSession, lineage_epoch: int, active_version: int) -> PolicyVersionRow | None:
     """The oldest version of the epoch that is newer than the active one and STAGED, or VERIFIED but never activated (a crash in between)."""
     query = (

@@ -88,3 +88,15 @@ def test_a_tokenizer_that_cannot_be_encoded_in_pieces_is_refused(tokenizer):
     odd.add_special_tokens({"eos_token": AddedToken("<|im_end|>", lstrip=True, special=True)})
     with pytest.raises(ConfigurationError, match="Choose another model"):
         Renderer(odd, (2,))
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_the_quick_bound_is_never_above_the_real_number(renderer, texts):
+    messages = [user(text) for text in texts]
+    assert renderer.fewest_tokens(messages) <= len(renderer.render(messages))
+
+
+def test_a_huge_prompt_is_measured_without_encoding_it(renderer):
+    assert renderer.fewest_tokens([user("a" * 3_500_000)]) > 100_000
+    assert renderer.fewest_tokens([user("x")] * 50_000) == 50_000

@@ -29,6 +29,9 @@ class Letters:
 
     eos_token_ids = (END,)
 
+    def fewest_tokens(self, messages: Sequence[Any]) -> int:
+        return len(messages)
+
     def render(self, messages: Sequence[Any]) -> tuple[int, ...]:
         return tuple(ord(c) for m in messages for c in m["content"])
 

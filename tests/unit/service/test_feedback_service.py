@@ -247,12 +247,13 @@ async def test_metrics_are_separate_and_unweighted_ones_change_nothing(database,
     service = FeedbackService(database, settings.model_copy(update={"reward": reward}))
     interaction = await chats.completed()
     length, _ = await service.submit(FeedbackSubmission(interaction.completion_id, 0.3, metric="length"))
-    assert length.status == ReceiptStatus.RECEIVED
+    assert (length.status, length.reason) == (ReceiptStatus.NOT_TRAINABLE, "metric_not_weighted")
     assert (await trajectory_of(database, interaction)).state == TrajectoryState.PENDING
     await service.submit(FeedbackSubmission(interaction.completion_id, 1.0))
     await service.submit(FeedbackSubmission(interaction.completion_id, 0.0, metric="tone"))
     assert (await trajectory_of(database, interaction)).reward == 0.5
-    assert (await service.get(length.id)).status == ReceiptStatus.QUEUED
+    again = await service.get(length.id)
+    assert (again.status, again.reward) == (ReceiptStatus.NOT_TRAINABLE, None), "what other metrics did is not this score's doing"
 
 
 async def test_a_score_given_under_a_wider_range_counts_as_the_nearest_end(database, chats, settings) -> None:
