@@ -139,8 +139,10 @@ def test_the_life_of_versions_and_of_the_server(own_server: Callable[..., Server
     assert same(chat(server)) == same(after)
 
     a_second_server_is_refused(server)
-    with stream(server, 1900) as (identity, _):
+    with stream(server, 1900) as (identity, lines):
         assert server.stop() < 10
+        *_, last = (line for line in lines if line.startswith("data: "))
+    assert "shutting down" in json.loads(last[6:])["error"]["message"], "a stream that is cut says so"
     row = server.interaction(identity)
     assert (row["status"], row["reason"]) == ("abandoned", "abandoned")
     assert row["token_ids"]

@@ -101,10 +101,16 @@ def test_the_learner_is_paused_and_resumed(http: httpx.Client) -> None:
 
 def test_health_metrics_and_pages(http: httpx.Client, completion: Any) -> None:
     assert http.get("/healthz").json() == {"status": "alive"}
+    assert http.head("/healthz").status_code == 200
+    assert http.get("/").headers["location"] == "/dashboard"
     assert http.get("/readyz").json() == {"status": "ready", "missing": {}}
     metrics = http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
-    for name in ("online_sao_serve_completions_total{finish_reason=", "online_sao_serve_first_token_seconds_bucket", 'trajectories{state="pending"}'):
+    for name in (
+        "online_sao_serve_completions_total{finish_reason=",
+        "online_sao_serve_first_token_seconds_bucket",
+        'trajectories_by_state{state="pending"}',
+    ):
         assert name in metrics.text
     assert "online_sao_serve_policy_version 0.0" in metrics.text
     assert http.get("/dashboard/").status_code == 200
