@@ -50,7 +50,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "before the update": (Learner, "update", die),
     "inside the update": (Learner, "_train_policy", die),
     "after the update": (gates, "check", die),
-    "before the checkpoint's rename": (checkpoints, "_sync_tree", dying_after(checkpoints._sync_tree)),
+    "before the checkpoint's rename": (checkpoints, "sync_tree", dying_after(checkpoints.sync_tree)),
     "after the checkpoint's rename": (publisher, "write_files", die),
     "after the publish's rename": (publisher, "write_files", dying_after(publisher.write_files)),
     "inside the transaction": (lifecycle, "finish_trained", die),
