@@ -63,8 +63,17 @@ def shape(output: str) -> str:
     return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", output).strip()
 
 
-def test_the_walkthrough_runs_as_written_and_ends_live(address: str) -> None:
-    namespace: dict[str, Any] = {}
+@pytest.fixture
+def namespace() -> Iterator[dict[str, Any]]:
+    """What the blocks define. They leave their clients open, as people do in a shell."""
+    names: dict[str, Any] = {}
+    yield names
+    for name in ("client", "service"):
+        if name in names:
+            names[name].close()
+
+
+def test_the_walkthrough_runs_as_written_and_ends_live(address: str, namespace: dict[str, Any]) -> None:
     last: str | None = None
     compared = 0
     for kind, text in blocks(ROOT / "docs" / "walkthrough.md"):
@@ -80,6 +89,6 @@ def test_the_walkthrough_runs_as_written_and_ends_live(address: str) -> None:
     assert namespace["answer"].system_fingerprint == "smollm2-135m@v1"
 
 
-def test_the_readme_example_runs_as_written(address: str) -> None:
+def test_the_readme_example_runs_as_written(address: str, namespace: dict[str, Any]) -> None:
     (source,) = [text for kind, text in blocks(ROOT / "README.md") if kind == "python"]
-    assert run(source, address, {}).split()[0] == "queued"
+    assert run(source, address, namespace).split()[0] == "queued"
