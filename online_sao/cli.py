@@ -13,21 +13,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import asyncio
 import importlib.metadata
-import json
-import logging
 import signal
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from online_sao.errors import ConfigurationError, OnlineSAOError
-
-if TYPE_CHECKING:
-    from online_sao.config import Settings
+from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
+from online_sao.commands.simulate import simulate
+from online_sao.errors import OnlineSAOError
 
 app = typer.Typer(
     name="online-sao",
@@ -37,48 +32,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(simulate)
 database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
 app.add_typer(database_app, name="db")
 app.add_typer(bench_app, name="bench")
-
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
-
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML settings file. [default: online-sao.toml, where there is one]")]
-DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Folder of database, policy store and checkpoints.")]
-
-
-def load_settings(config: Path | None, **groups: dict[str, Any]) -> Settings:
-    """Settings from flags > environment > file > defaults. A flag that is None is not a flag. Raises ConfigurationError, one line a fault."""
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
-    from online_sao.config import Settings
-
-    if config is not None:
-        if not config.is_file():
-            raise ConfigurationError(f"There is no settings file {config}. Give --config the path of a TOML file.")
-        os.environ["ONLINE_SAO_CONFIG"] = str(config)
-    given = {name: {key: value for key, value in group.items() if value is not None} for name, group in groups.items()}
-    try:
-        return Settings(**{name: group for name, group in given.items() if group})  # type: ignore[arg-type]
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors()]
-        raise ConfigurationError(f"Settings: {'; '.join(faults)}. docs/configuration.md lists them all.") from error
-    except (SettingsError, ValueError) as error:
-        raise ConfigurationError(f"Settings cannot be read: {error}") from error
-
-
-def log_to_terminal() -> None:
-    """Our own log lines from INFO up, other packages' from WARNING up, on stderr."""
-    from rich.logging import RichHandler
-
-    logging.basicConfig(
-        level=logging.WARNING, format="%(name)s: %(message)s", datefmt="%H:%M:%S", handlers=[RichHandler(console=errors, show_path=False)]
-    )
-    for name in ("online_sao", "api"):
-        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def _version(wanted: bool) -> None:
@@ -130,44 +88,6 @@ def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
 
     log_to_terminal()
     raise typer.Exit(run(settings))
-
-
-@app.command()
-def simulate(
-    url: Annotated[str, typer.Option(help="Where the service answers.")] = "http://127.0.0.1:8000",
-    preference: Annotated[str, typer.Option(help="What the users like: first-person or plain-words.")] = "first-person",
-    users: Annotated[int, typer.Option(min=1, help="Users at once.")] = 8,
-    scores: Annotated[int, typer.Option(min=1, help="Answers asked for and scored.")] = 160,
-    seed: Annotated[int, typer.Option(help="Seed of the order of prompts.")] = 0,
-    window: Annotated[int, typer.Option(min=1, help="Interactions in a window, and in the frozen control.")] = 40,
-    max_backlog: Annotated[int, typer.Option(min=1, help="Most answers under way or not yet learned from; users wait beyond it.")] = 16,
-    control: Annotated[bool, typer.Option(help="First sample the last window's prompts on the version served at the start.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write the whole result to this JSON file.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="ONLINE_SAO_SERVER__API_TOKEN", help="Bearer token, where the server wants one.")] = None,
-) -> None:
-    """Let simulated users chat and score by a rule, and measure what the policy learns. Exit code 1 if any call was not answered 2xx."""
-    from online_sao.simulation.display import RichDisplay, print_summary
-    from online_sao.simulation.run import SimulationOptions
-    from online_sao.simulation.run import simulate as run_simulation
-
-    options = SimulationOptions(
-        url=url,
-        preference=preference,
-        users=users,
-        scores=scores,
-        seed=seed,
-        window=window,
-        max_backlog=max_backlog,
-        control=control,
-        api_key=api_key,
-    )
-    with RichDisplay(console) as display:
-        result = asyncio.run(run_simulation(options, display))
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-    print_summary(console, result)
-    raise typer.Exit(1 if result["http"]["non_2xx"] else 0)
 
 
 @database_app.command("upgrade")

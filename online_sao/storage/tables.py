@@ -115,6 +115,8 @@ class TrajectoryRow(Base):
     update_number: Mapped[int | None] = mapped_column(ForeignKey("updates.update_number"))
     policy_lag: Mapped[int | None] = mapped_column(Integer)
     masked_fraction: Mapped[float | None] = mapped_column(Float)
+    policy_uses: Mapped[int] = mapped_column(Integer, server_default="0")
+    """Policy updates this trajectory was part of. Never above the recipe's ``max_policy_uses``."""
     updated_at: Mapped[float] = mapped_column(Float)
 
 
@@ -152,6 +154,8 @@ class PolicyVersionRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     activated_at: Mapped[float | None] = mapped_column(Float)
     retired_at: Mapped[float | None] = mapped_column(Float)
+    files_removed_at: Mapped[float | None] = mapped_column(Float)
+    """When retention removed its files: it can be read about, and no longer served."""
 
 
 class SwapRow(Base):
@@ -185,6 +189,43 @@ class ProbeRow(Base):
     mean_abs_difference: Mapped[float | None] = mapped_column(Float)
     """Mean |engine − learner| logprob over the tokens; null until checked."""
     checked_at: Mapped[float | None] = mapped_column(Float)
+
+
+class EvaluationRow(Base):
+    """What one version says to fixed prompts and how well it still predicts a fixed text: "still able" beside "better liked"."""
+
+    __tablename__ = "evaluations"
+
+    policy_version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    perplexity: Mapped[float | None] = mapped_column(Float)
+    """exp(mean negative log-likelihood a token) of the fixed text. Null where the engine cannot score text."""
+    perplexity_tokens: Mapped[int | None] = mapped_column(Integer)
+    samples: Mapped[list[Any]] = mapped_column(JSON)
+    """[{"prompt": …, "text": …, "distinct_2": …, "tokens": …}, …], sampled at T=1."""
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class AlarmRow(Base):
+    """One alarm, from when it was raised until its condition was found gone. At most one of a kind is open at a time."""
+
+    __tablename__ = "alarms"
+    __table_args__ = (Index("ix_alarms_cleared_at", "cleared_at"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    severity: Mapped[str] = mapped_column(String(16))
+    """warning or critical."""
+    message: Mapped[str] = mapped_column(Text)
+    """What was seen, with the numbers."""
+    advice: Mapped[str] = mapped_column(Text)
+    """What to do next."""
+    policy_version: Mapped[int | None] = mapped_column(Integer)
+    value: Mapped[float | None] = mapped_column(Float)
+    threshold: Mapped[float | None] = mapped_column(Float)
+    action: Mapped[str | None] = mapped_column(Text)
+    """What the service did by itself (an automatic rollback), if anything."""
+    raised_at: Mapped[float] = mapped_column(Float)
+    cleared_at: Mapped[float | None] = mapped_column(Float)
 
 
 class LearnerRow(Base):

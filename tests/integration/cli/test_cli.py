@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from online_sao.cli import load_settings
+from online_sao.commands.common import load_settings
 from online_sao.errors import ConfigurationError
 
 

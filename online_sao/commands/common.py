@@ -1,0 +1,57 @@
+"""What every command shares: the terminal, the options that name settings and data, and how settings are read from flags.
+
+Heavy packages are imported inside functions: ``--help`` stays instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from online_sao.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from online_sao.config import Settings
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML settings file. [default: online-sao.toml, where there is one]")]
+DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Folder of database, policy store and checkpoints.")]
+
+
+def load_settings(config: Path | None, **groups: dict[str, Any]) -> Settings:
+    """Settings from flags > environment > file > defaults. A flag that is None is not a flag. Raises ConfigurationError, one line a fault."""
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from online_sao.config import Settings
+
+    if config is not None:
+        if not config.is_file():
+            raise ConfigurationError(f"There is no settings file {config}. Give --config the path of a TOML file.")
+        os.environ["ONLINE_SAO_CONFIG"] = str(config)
+    given = {name: {key: value for key, value in group.items() if value is not None} for name, group in groups.items()}
+    try:
+        return Settings(**{name: group for name, group in given.items() if group})  # type: ignore[arg-type]
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors()]
+        raise ConfigurationError(f"Settings: {'; '.join(faults)}. docs/configuration.md lists them all.") from error
+    except (SettingsError, ValueError) as error:
+        raise ConfigurationError(f"Settings cannot be read: {error}") from error
+
+
+def log_to_terminal() -> None:
+    """Our own log lines from INFO up, other packages' from WARNING up, on stderr."""
+    from rich.logging import RichHandler
+
+    logging.basicConfig(
+        level=logging.WARNING, format="%(name)s: %(message)s", datefmt="%H:%M:%S", handlers=[RichHandler(console=errors, show_path=False)]
+    )
+    for name in ("online_sao", "api"):
+        logging.getLogger(name).setLevel(logging.INFO)
