@@ -1,17 +1,18 @@
 """The only module that touches the insides of transformers' continuous batching (pinned to 5.19): builds its manager, samples, re-queues.
 
-Owns what the public interface lacks: greedy decoding per request, a numerical fault that stays with its request, results handed to one event loop in
-order, a daemon thread, and the recomputation of KV caches. Knows nothing of versions or adapters.
+Owns what the public interface lacks: greedy decoding, a seed and the likeliest tokens per request, a numerical fault that stays with its request,
+results handed to one event loop in order, a daemon thread, and the recomputation of KV caches. Knows nothing of versions or adapters.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,11 +26,15 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from online_sao.config import EngineSettings
+from online_sao.inference.engine import TopLogprobs
 
 PAGE_TOKENS = 16
 """Tokens in one page of the KV cache."""
 STOP_SECONDS = 8.0
 """Longest wait for the forward pass in progress when the loop is told to stop."""
+
+Receive = Callable[[list[tuple[Any, TopLogprobs | None]]], None]
+"""Takes outputs as they come, each with the likeliest tokens at the place of its last token, if the request asked for them."""
 
 # It has a handler of its own and says nothing that the engine does not say better.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -38,6 +43,8 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 class _Temperature(ContinuousBatchingTemperatureLogitsWarper):  # type: ignore[misc]
     """Scales logits by each request's temperature; 0 leaves them as they are and marks the row as greedy."""
 
+    # The other two are read by the runner, from the request itself: being declared here is what lets a request carry them.
+    supported_kwargs: ClassVar[dict[str, type]] = {"temperature": float, "random_key": str, "top_logprobs": int}
     greedy: Tensor
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
@@ -59,6 +66,8 @@ class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
 
 class _Runner(ModelRunner):  # type: ignore[misc]
     temperature: _Temperature
+    likeliest: dict[str, TopLogprobs]
+    """By request: the likeliest tokens at the place of the token just sampled. Taken out as that token is handed over."""
 
     def _sample(self, scores: Tensor, output_ids: Tensor) -> None:
         """Sample from processed logits [1, N, V]; argmax in greedy rows. Writes token ids and their logprobs under that same distribution.
@@ -70,35 +79,67 @@ class _Runner(ModelRunner):  # type: ignore[misc]
         broken = ~torch.isfinite(probabilities.sum(dim=-1))
         probabilities[broken] = 1.0
         sampled = torch.multinomial(probabilities, num_samples=1).squeeze(-1)
+        self._replay_seeded(probabilities, sampled)
         tokens = torch.where(self.temperature.greedy, logprobs.argmax(dim=-1), sampled)
         chosen = logprobs.gather(1, tokens.unsqueeze(-1)).squeeze(-1).masked_fill(broken, torch.nan)
+        self._note_likeliest(logprobs)
         count = tokens.size(0)
         output_ids[0, :count].copy_(tokens)
         output_ids[1, :count].copy_(chosen.view(dtype=torch.int32))
+
+    def _rows(self) -> Iterator[tuple[int, Any]]:
+        """(row of the logits, request state) of every request that gets a token in this step: in the batch's order, as the processors count them."""
+        return enumerate(future.state for future in self.inputs_and_outputs.requests_in_batch if future.has_new_token)
+
+    def _replay_seeded(self, probabilities: Tensor, sampled: Tensor) -> None:
+        """Replace the tokens [N] of requests with a random key by those their key stands for: the inverse of the distribution function (in float64)
+        at a uniform number drawn from the key and the token's place. Nothing is kept between steps, so that neither the other requests nor a
+        recomputation of the cache can shift it."""
+        for row, state in self._rows():
+            key = state.logit_processor_kwargs.get("random_key")
+            if key is not None:
+                cumulative = probabilities[row].double().cumsum(dim=0)
+                threshold = cumulative[-1] * uniform(key, len(state.logprobs))
+                sampled[row] = torch.searchsorted(cumulative, threshold, right=True)
+
+    def _note_likeliest(self, logprobs: Tensor) -> None:
+        for row, state in self._rows():
+            count = state.logit_processor_kwargs.get("top_logprobs", 0)
+            if count:
+                values, ids = logprobs[row].topk(count)
+                # What top-p has removed was no alternative.
+                self.likeliest[state.request_id] = tuple((i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True) if v > -torch.inf)
+
+
+def uniform(key: str, position: int) -> float:
+    """A number from [0, 1), uniform over keys and positions: 52 bits of a hash."""
+    digest = hashlib.blake2b(f"{position}:{key}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 12) * 2.0**-52
 
 
 class _LoopRouter(OutputRouter):  # type: ignore[misc]
     """Hands every output to one function on one event loop, in the order of generation. Outputs nobody waits for do not pile up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[list[Any]], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive) -> None:
         super().__init__()
         self._loop = loop
         self._receive = receive
+        self.likeliest: dict[str, TopLogprobs] = {}
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
+        taken = [(output, self.likeliest.pop(output.request_id, None)) for output in outputs] if self.likeliest else [(o, None) for o in outputs]
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._receive, outputs)
+            self._loop.call_soon_threadsafe(self._receive, taken)
 
 
-def build_manager(
-    model: PreTrainedModel, settings: EngineSettings, loop: asyncio.AbstractEventLoop, receive: Callable[[list[Any]], None]
-) -> ContinuousBatchingManager:
+def build_manager(model: PreTrainedModel, settings: EngineSettings, loop: asyncio.AbstractEventLoop, receive: Receive) -> ContinuousBatchingManager:
     """A manager with its cache allocated, sized by the settings alone (left to itself it takes most of the memory). Not started yet.
 
-    ``receive`` gets lists of GenerationOutput on ``loop``. Requests take ``temperature`` (0: greedy) and ``top_p`` as floats.
+    ``receive`` is called on ``loop``. Requests take ``temperature`` (0: greedy) and ``top_p`` as floats, and may take ``random_key`` (text that
+    decides all their random draws) and ``top_logprobs`` (a count).
     """
     config = ContinuousBatchingConfig(
         page_size=PAGE_TOKENS,
@@ -113,7 +154,7 @@ def build_manager(
         auto_switch_to_flash=False,
     )
     manager = model.init_continuous_batching(generation_config=GenerationConfig(do_sample=True, eos_token_id=-1), continuous_batching_config=config)
-    manager.output_router = _LoopRouter(loop, receive)
+    manager.output_router = router = _LoopRouter(loop, receive)
     # Built by hand: the manager makes per-request processors only for what its generation config already changes.
     temperature = _Temperature(TemperatureLogitsWarper(1.0))
     processors = manager.logit_processor
@@ -131,6 +172,7 @@ def build_manager(
         return_logprobs=True,
     )
     runner.temperature = temperature
+    runner.likeliest = router.likeliest
     processor.model_runner = runner
     manager.batch_processor = processor
     return manager

@@ -6,7 +6,7 @@ Text, stop strings and chat templates live in decoding.py and renderer.py and ar
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,7 +14,12 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One completion to sample. ``temperature`` 0 is greedy (argmax, logprob of the untempered distribution). ``eos_token_ids`` end it."""
+    """One completion to sample. ``temperature`` 0 is greedy (argmax, logprob of the untempered distribution). ``eos_token_ids`` end it.
+
+    ``seed`` (best effort): alone on the engine, the same request under the same version gives the same tokens; other requests are not affected, and
+    tokens come from the same distribution as without one. ``top_logprobs``: how many of the likeliest tokens to report at each place, at most the
+    engine's ``max_top_logprobs``.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -22,17 +27,24 @@ class EngineRequest:
     temperature: float
     top_p: float
     eos_token_ids: tuple[int, ...]
+    seed: int | None = None
+    top_logprobs: int = 0
+
+
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The likeliest tokens at one place with their logprobs, likeliest first, under the distribution really sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
     """New tokens of one completion, in order. All tokens of one delta come from one ``policy_version``. ``finish_reason`` is set on the last
-    delta only (whose token_ids may be empty)."""
+    delta only (whose token_ids may be empty). ``top_logprobs``: one entry a token where the request asked for them, else empty."""
 
     token_ids: tuple[int, ...]
     behavior_logprobs: tuple[float, ...]
     policy_version: int
     finish_reason: Literal["stop", "length"] | None = None
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,10 @@ class InferenceEngine(Protocol):
     def healthy(self) -> bool:
         """Whether requests can be served now. Once False, only stop and start help."""
 
+    @property
+    def max_top_logprobs(self) -> int:
+        """Most alternatives a request may ask for at each place. 0: this engine has none."""
+
     def load(self) -> EngineLoad: ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
@@ -77,6 +93,10 @@ class InferenceEngine(Protocol):
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         """Put the weights of a published version in place at a token boundary. Running requests go on. On failure the old weights still serve."""
+
+    async def score_text(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token but the first given those before it, untempered, under the weights being served. Users' decoding waits in
+        pieces of a fraction of a second. Raises EngineError if a swap comes in between, ContextLengthError if the text is too long."""
 
     def served_digest(self) -> tuple[float, ...]:
         """Fingerprint of the weights being served, read from the weights themselves."""

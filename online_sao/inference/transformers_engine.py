@@ -8,30 +8,35 @@ Knows nothing of chat, storage or how versions come about.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, ContextLengthError, EngineError, InvalidRequestError
 from online_sao.inference import continuous_batching as batching
-from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, TokenDelta
+from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, TokenDelta, TopLogprobs
 from online_sao.inference.slots import Slots
+from online_sao.inference.text_scoring import TextScorer
 from online_sao.models.adapter import Adapter, MergedWeights, check_fits, read_adapter
 from online_sao.models.catalog import load_model
 from online_sao.models.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
 
+MAX_TOP_LOGPROBS = 20
+"""What OpenAI's contract allows. Finding them costs a partial sort of the vocabulary for each token of a request that asks."""
 MIN_TEMPERATURE = 1e-3
 """Lowest temperature above 0: below it, tempered fp32 logits are no longer exact enough to learn from."""
 
@@ -54,6 +59,7 @@ class _Serving:
     """What is loaded between ``start`` and ``stop``."""
 
     manager: Any
+    model: PreTrainedModel
     weights: MergedWeights
     adapter: Adapter | None
     vocabulary: int
@@ -86,6 +92,10 @@ class TransformersEngine:
     def healthy(self) -> bool:
         """Whether requests can be served now."""
         return self._serving is not None and batching.is_alive(self._serving.manager)
+
+    @property
+    def max_top_logprobs(self) -> int:
+        return MAX_TOP_LOGPROBS
 
     def load(self) -> EngineLoad:
         return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
@@ -120,12 +130,12 @@ class TransformersEngine:
         serving = self._require_serving()
         max_tokens = self._check(request, serving.vocabulary)
         async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / batching.PAGE_TOKENS)):
-            manager = self._require_serving().manager
+            serving = self._require_serving()
             # Ids of our own: a new request must not meet the cancellation of an earlier one that had the same id.
             key = f"{next(self._ids)}:{request.request_id}"
             live = self._live[key] = _Live(frozenset(request.eos_token_ids))
             try:
-                self._submit(manager, key, request, max_tokens)
+                self._submit(serving.manager, key, request, max_tokens, serving.vocabulary)
                 while not live.finished:
                     delta = await live.deltas.get()
                     if isinstance(delta, EngineError):
@@ -135,7 +145,7 @@ class TransformersEngine:
             finally:
                 del self._live[key]
                 if not live.finished:
-                    manager.cancel_request(key)
+                    serving.manager.cancel_request(key)
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         """Raises PolicyStoreError (unusable adapter) or EngineError (the loop is dead); the old weights still serve then."""
@@ -145,6 +155,32 @@ class TransformersEngine:
     async def _swap_alone(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         async with self._changing:
             return await asyncio.to_thread(self._swap, asyncio.get_running_loop(), self._require_serving(), policy_version, adapter_dir)
+
+    async def score_text(self, token_ids: Sequence[int]) -> list[float]:
+        """See the contract. Each chunk is a pause of its own, at a token boundary; between two, decoding goes on for as long as the last one took."""
+        serving, version = self._require_serving(), self._version
+        limit = self._settings.max_context_tokens
+        if len(token_ids) > limit:
+            raise ContextLengthError(f"The text has {len(token_ids)} tokens; the context holds {limit}.")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < serving.vocabulary:
+            raise InvalidRequestError(f"token_ids must be from 0 to {serving.vocabulary - 1}.")
+        scorer = TextScorer(serving.model, token_ids)
+        while not scorer.finished:
+            started = time.perf_counter()
+            async with self._changing:
+                if self._require_serving() is not serving or self._version != version:
+                    raise EngineError(f"The text was not scored: version {version} was replaced meanwhile.")
+                await asyncio.shield(asyncio.create_task(asyncio.to_thread(self._score_chunk, serving, scorer)))
+            if self._live:
+                await asyncio.sleep(time.perf_counter() - started)
+        return scorer.logprobs
+
+    def _score_chunk(self, serving: _Serving, scorer: TextScorer) -> None:
+        try:
+            with serving.manager.pause():
+                scorer.advance()
+        except RuntimeError as error:
+            raise EngineError(f"The text could not be scored: {error}") from error
 
     def _load(self, loop: asyncio.AbstractEventLoop, adapter_dir: Path | None) -> _Serving:
         torch.set_num_threads(self._settings.threads or os.cpu_count() or 1)
@@ -159,7 +195,7 @@ class TransformersEngine:
         if adapter is not None:
             weights.apply(adapter)
         manager = batching.build_manager(model, self._settings, loop, self._receive)
-        return _Serving(manager, weights, adapter, model.config.vocab_size)
+        return _Serving(manager, model, weights, adapter, model.config.vocab_size)
 
     def _swap(self, loop: asyncio.AbstractEventLoop, serving: _Serving, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         started = time.perf_counter()
@@ -219,9 +255,11 @@ class TransformersEngine:
             )
         if not 0 < request.top_p <= 1:
             raise InvalidRequestError(f"top_p is {request.top_p}; it must be above 0 and at most 1.", param="top_p")
+        if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidRequestError(f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}.", param="top_logprobs")
         return min(request.max_tokens, room)
 
-    def _submit(self, manager: Any, key: str, request: EngineRequest, max_tokens: int) -> None:
+    def _submit(self, manager: Any, key: str, request: EngineRequest, max_tokens: int, vocabulary: int) -> None:
         greedy = request.temperature == 0
         added = manager.add_request(
             list(request.prompt_ids),
@@ -231,13 +269,14 @@ class TransformersEngine:
             eos_token_id=list(request.eos_token_ids),
             temperature=float(request.temperature),
             top_p=1.0 if greedy else float(request.top_p),
+            **_options(request, vocabulary),
         )
         if added is None:
             raise EngineError("The engine's generation loop has ended.")
 
-    def _receive(self, outputs: list[Any]) -> None:
+    def _receive(self, outputs: list[tuple[Any, TopLogprobs | None]]) -> None:
         """On the event loop: what one step of the generation loop produced. Outputs are cumulative."""
-        for output in outputs:
+        for output, likeliest in outputs:
             live = self._live.get(output.request_id)
             if live is None:
                 continue
@@ -249,7 +288,9 @@ class TransformersEngine:
             if len(tokens) != len(logprobs) or not all(map(math.isfinite, logprobs)):
                 live.deltas.put_nowait(EngineError("The model gave no finite distribution for the next token."))
                 continue
-            live.deltas.put_nowait(TokenDelta(tokens, logprobs, self._version, live.finish_reason(tokens) if output.is_finished() else None))
+            finish_reason = live.finish_reason(tokens) if output.is_finished() else None
+            top = () if likeliest is None else (likeliest,)
+            live.deltas.put_nowait(TokenDelta(tokens, logprobs, self._version, finish_reason, top))
 
     def _loop_ended(self, serving: _Serving) -> None:
         if serving is not self._serving:
@@ -262,3 +303,14 @@ class TransformersEngine:
     def _fail_all(self, message: str) -> None:
         for live in self._live.values():
             live.deltas.put_nowait(EngineError(message))
+
+
+def _options(request: EngineRequest, vocabulary: int) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if request.seed is not None and request.temperature > 0:
+        # The prompt takes part: a client that always sends one seed must not draw the same numbers for every question.
+        prompt = hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
+        options["random_key"] = f"{request.seed}:{prompt}"
+    if request.top_logprobs:
+        options["top_logprobs"] = min(request.top_logprobs, vocabulary)
+    return options

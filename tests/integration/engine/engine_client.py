@@ -26,6 +26,7 @@ class Sampled:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 class Client:
@@ -43,10 +44,12 @@ class Client:
         top_p: float = 1.0,
         eos: tuple[int, ...] = (),
         request_id: str = "request",
+        seed: int | None = None,
+        top_logprobs: int = 0,
         into: Sampled | None = None,
     ) -> Sampled:
         sampled = into if into is not None else Sampled()
-        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos)
+        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos, seed, top_logprobs)
         async with aclosing(self.engine.generate(request)) as deltas:
             async for delta in deltas:
                 assert sampled.finish_reason is None, "a delta after the last one"
@@ -54,6 +57,7 @@ class Client:
                 sampled.token_ids += delta.token_ids
                 sampled.logprobs += delta.behavior_logprobs
                 sampled.versions += [delta.policy_version] * len(delta.token_ids)
+                sampled.top_logprobs += delta.top_logprobs
                 sampled.finish_reason = delta.finish_reason
         return sampled
 
