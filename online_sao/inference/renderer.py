@@ -70,6 +70,10 @@ class Renderer:
         in the vocabulary, and every message takes one. Encoding millions of characters holds up the whole process, whatever thread does it."""
         return max(len(messages), sum(len(message["content"]) for message in messages) // self._longest_token)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """The ids of plain text, outside any conversation."""
+        return tuple(self._encoder.encode(text, add_special_tokens=False).ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special ones. Incomplete characters come out as U+FFFD."""
         decoded: str = self._encoder.decode(list(token_ids), skip_special_tokens=True)

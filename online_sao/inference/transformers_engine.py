@@ -167,13 +167,17 @@ class TransformersEngine:
         scorer = TextScorer(serving.model, token_ids)
         while not scorer.finished:
             started = time.perf_counter()
-            async with self._changing:
-                if self._require_serving() is not serving or self._version != version:
-                    raise EngineError(f"The text was not scored: version {version} was replaced meanwhile.")
-                await asyncio.shield(asyncio.create_task(asyncio.to_thread(self._score_chunk, serving, scorer)))
+            # A task of its own, as for a swap: a caller that is cancelled must not leave the thread reading weights without the lock.
+            await asyncio.shield(asyncio.create_task(self._score_alone(serving, version, scorer)))
             if self._live:
                 await asyncio.sleep(time.perf_counter() - started)
         return scorer.logprobs
+
+    async def _score_alone(self, serving: _Serving, version: int, scorer: TextScorer) -> None:
+        async with self._changing:
+            if self._require_serving() is not serving or self._version != version:
+                raise EngineError(f"The text was not scored: version {version} was replaced meanwhile.")
+            await asyncio.to_thread(self._score_chunk, serving, scorer)
 
     def _score_chunk(self, serving: _Serving, scorer: TextScorer) -> None:
         try:

@@ -334,3 +334,43 @@ async def test_stop_ends_requests_in_flight_within_seconds_and_it_starts_again(s
         await client.sample()
     await client.engine.start(1, adapters[1])
     assert (await client.sample()).versions == [1] * 12
+
+
+TEXT = tuple(300 + 7 * i % 900 for i in range(100))
+
+
+async def test_a_text_scores_as_in_one_plain_forward(start, reference, adapters):
+    client = await start(1, adapters[1])
+    found = await client.engine.score_text(TEXT)
+    assert len(found) == len(TEXT) - 1
+    expected = logprobs(reference.logits(TEXT[:1], TEXT[1:], adapters[1]), TEXT[1:])
+    assert float((torch.tensor(found) - expected).abs().max()) < EXACT
+    assert await client.engine.score_text(TEXT[:1]) == []
+    with pytest.raises(ContextLengthError):
+        await client.engine.score_text((5,) * 5000)
+    with pytest.raises(InvalidRequestError):
+        await client.engine.score_text((5, 49152))
+
+
+async def test_scoring_a_text_disturbs_nobody(start, reference, adapters):
+    client = await start()
+    tasks = [client.begin(prompt=prompt(i), max_tokens=60) for i in range(4)]
+    await until(lambda: all(sampled.token_ids for _, sampled in tasks))
+    found = await client.engine.score_text(TEXT)
+    assert float((torch.tensor(found) - logprobs(reference.logits(TEXT[:1], TEXT[1:]), TEXT[1:])).abs().max()) < EXACT
+    for i, (task, _) in enumerate(tasks):
+        sampled = await task
+        assert len(sampled.token_ids) == 60
+        assert difference(sampled, logprobs(reference.logits(prompt(i), sampled.token_ids), sampled.token_ids)) < EXACT
+
+
+async def test_a_text_is_never_scored_by_two_versions(start, adapters):
+    client = await start()
+    long = TEXT * 15
+    scoring = asyncio.create_task(client.engine.score_text(long))
+    await asyncio.sleep(0.01)
+    assert not scoring.done()
+    await client.engine.swap(1, adapters[1])
+    with pytest.raises(EngineError, match="replaced"):
+        await scoring
+    assert len(await client.engine.score_text(long)) == len(long) - 1
