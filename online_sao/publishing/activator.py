@@ -1,6 +1,8 @@
-"""Puts published versions in place, in the serving process: checksums, swap, served digest, then the row. Owns that order.
+"""Puts versions in place, in the serving process: checksums, swap, served digest, then the row. Owns that order, for new versions and rollbacks.
 
-A version that fails any step is marked FAILED with the reason and the one before it goes on serving. Knows nothing of how versions are made.
+A new version that fails any step is marked FAILED with the reason. A rollback that does is ended with the problem, and the learner paused. Either
+way the version before goes on serving, and stays the ACTIVE one: that is always the version the engine really has. Knows nothing of how versions are
+made, nor what else a rollback changes.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from online_sao.errors import PolicyStoreError
+from online_sao.errors import LifecycleError, PolicyStoreError
 from online_sao.inference.engine import InferenceEngine, SwapReport
 from online_sao.models.fingerprint import matches
-from online_sao.publishing import lifecycle
+from online_sao.publishing import lifecycle, rollback
 from online_sao.publishing.policy_store import verify
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.session import Database
@@ -33,6 +35,15 @@ class StartVersion:
     served_digest: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """``version`` is to be loaded in place of ``active``. ``rollback_epoch``: the rollback that asks for it, or None for a new version."""
+
+    active: PolicyVersion
+    version: PolicyVersion
+    rollback_epoch: int | None = None
+
+
 class Activator:
     """``store``: the policy store's folder. ``base_digest``: models.catalog.base_digest of the model the engine serves."""
 
@@ -43,13 +54,17 @@ class Activator:
         self._base_digest = base_digest
 
     async def start_version(self) -> StartVersion:
-        """The ACTIVE version, its files checked. One whose files are missing or damaged is marked FAILED, and the newest that served before it
-        and is whole takes its place: at the latest the base model, which has no files."""
+        """The ACTIVE version, its files checked. One whose files are missing or damaged is marked FAILED, and the newest that has served, is whole
+        and was not rolled back takes its place: at the latest the base model, which has no files."""
         async with self._database.read() as session:
             version = policies.to_record(await policies.active(session))
-            earlier = [policies.to_record(row) for row in await policies.retired_before(session, version.version)]
+            others = [policies.to_record(row) for row in await policies.served_once(session)]
+            head = await learner.get(session)
+            abandoned = await policies.off_lineage(
+                session, [other.version for other in others], head=head.head_version, lineage_epoch=head.lineage_epoch
+            )
         damage = ""
-        for candidate in (version, *earlier):
+        for candidate in (version, *(other for other in others if other.version not in abandoned)):
             try:
                 folder = await self._checked_folder(candidate)
             except PolicyStoreError as error:
@@ -73,37 +88,55 @@ class Activator:
         _check_digest(start.served_digest, await asyncio.to_thread(self._engine.served_digest))
 
     async def poll(self) -> SwapReport | None:
-        """Activate the oldest version that waits for it, if any does. Returns how the swap went; None: nothing waited, or it failed."""
+        """Load what waits for it, if anything does: the version of a rollback first, else the oldest new one. Returns how the swap went; None:
+        nothing waited, or it failed."""
         if not self._engine.healthy:
             return None
-        async with self._database.read() as session:
-            active = policies.to_record(await policies.active(session))
-            row = await policies.next_to_activate(session, (await learner.get(session)).lineage_epoch, active.version)
-            version = policies.to_record(row) if row is not None else None
-        if version is None:
+        work = await self._next()
+        if work is None:
             return None
         try:
-            folder = await self._checked_folder(version)
+            folder = await self._checked_folder(work.version)
         except PolicyStoreError as error:
-            await self._fail(version.version, error.message)
+            await self._fail(work, error.message)
             return None
-        if version.state is VersionState.STAGED:
-            await self._move(version.version, VersionState.VERIFIED)
         try:
-            report = await self._engine.swap(version.version, folder)
-            _check_digest(version.served_digest, report.served_digest)
+            if work.version.state is VersionState.STAGED:
+                await self._move(work.version.version, VersionState.VERIFIED)
+        except LifecycleError:
+            return None  # a rollback has just abandoned it
+        try:
+            report = await self._engine.swap(work.version.version, folder)
+            _check_digest(work.version.served_digest, report.served_digest)
+            await self._record(work, report)
         except Exception as error:
             # Whatever it was, weights that nobody vouches for must not serve a token more than they have. A dead engine serves none, and is
             # started again on the active version.
             if self._engine.healthy:
-                await self._put_back(active)
-            await self._fail(version.version, str(error))
+                await self._put_back(work.active)
+            if isinstance(error, LifecycleError):
+                logger.info("policy version %d was abandoned while it was being loaded: %s", work.version.version, error.message)
+            else:
+                await self._fail(work, str(error))
             return None
-        await self._record(report)
         logger.info(
-            "policy version %d is live (%d requests in flight, paused %.3f s)", version.version, report.requests_in_flight, report.pause_seconds
+            "policy version %d is live%s (%d requests in flight, paused %.3f s)",
+            report.policy_version,
+            " again" if work.rollback_epoch is not None else "",
+            report.requests_in_flight,
+            report.pause_seconds,
         )
         return report
+
+    async def _next(self) -> _Work | None:
+        async with self._database.read() as session:
+            active = policies.to_record(await policies.active(session))
+            last = await policies.last_rollback(session)
+            if last is not None and rollback.is_open(last):
+                row = await policies.get(session, last.to_version)
+                return _Work(active, policies.to_record(row), last.lineage_epoch) if row is not None else None
+            row = await policies.next_to_activate(session, (await learner.get(session)).lineage_epoch, active.version)
+            return _Work(active, policies.to_record(row)) if row is not None else None
 
     async def _checked_folder(self, version: PolicyVersion) -> Path | None:
         """The version's adapter folder, every checksum right; None for the base model."""
@@ -117,11 +150,14 @@ class Activator:
             raise PolicyStoreError(f"{folder} holds version {manifest.version} of another publication than the database's version {version.version}.")
         return folder
 
-    async def _record(self, report: SwapReport) -> None:
-        """One transaction: the version before is RETIRED, this one ACTIVE, the swap noted."""
+    async def _record(self, work: _Work, report: SwapReport) -> None:
+        """One transaction: the version before is RETIRED, this one ACTIVE, the swap and the end of a rollback noted. Raises LifecycleError if the
+        version was abandoned by a rollback while the engine loaded it."""
         now = time.time()
         async with self._database.write() as session:
             await lifecycle.activate(session, report.policy_version, now)
+            if work.rollback_epoch is not None:
+                await policies.end_rollback(session, work.rollback_epoch, served_at=now)
             swap = SwapRow(
                 policy_version=report.policy_version,
                 pause_seconds=report.pause_seconds,
@@ -140,9 +176,21 @@ class Activator:
         async with self._database.write() as session:
             await lifecycle.move_version(session, version, target, now=time.time(), reason=reason)
 
-    async def _fail(self, version: int, reason: str) -> None:
-        logger.error("policy version %d cannot be served and is set aside: %s", version, reason)
-        await self._move(version, VersionState.FAILED, reason)
+    async def _fail(self, work: _Work, reason: str) -> None:
+        version = work.version.version
+        if work.rollback_epoch is None:
+            logger.error("policy version %d cannot be served and is set aside: %s", version, reason)
+            try:
+                await self._move(version, VersionState.FAILED, reason)
+            except LifecycleError:
+                return  # a rollback was first
+            return
+        problem = f"version {version} cannot be served ({reason}); version {work.active.version} goes on serving. Roll back to another version"
+        logger.critical("the rollback failed: %s. Learning is paused.", problem)
+        async with self._database.write() as session:
+            await policies.end_rollback(session, work.rollback_epoch, problem=reason)
+            if (await learner.get(session, lock=True)).lineage_epoch == work.rollback_epoch:
+                await learner.pause(session, f"the rollback failed: {problem}")
 
 
 def _check_digest(expected: tuple[float, ...], served: tuple[float, ...]) -> None:

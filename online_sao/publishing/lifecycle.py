@@ -6,12 +6,13 @@ wanted. Functions take the session of an open transaction and never commit. ``no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from online_sao.errors import LifecycleError
 from online_sao.storage.repositories import leases, policies, states, trajectories
+from online_sao.storage.repositories.trajectories import Stranded
 from online_sao.storage.session import Session
 from online_sao.storage.tables import TrajectoryRow
 from online_sao.types import TrajectoryState, VersionState
@@ -140,22 +141,28 @@ async def expire_overdue(session: Session, now: float, default_reward: float | N
 
 
 async def expire_lagging(session: Session, *, head_version: int, max_policy_lag: int, now: float) -> int:
-    """READY → EXPIRED where the oldest token is more than ``max_policy_lag`` updates behind ``head_version``. Returns how many."""
-    fresh = await policies.lags(session, head_version, limit=max_policy_lag)
-    stale = await trajectories.ready_older_than(session, list(fresh))
-    if stale:
-        lag = await policies.lags(session, head_version)
-        for version in sorted({version for _, version in stale}):
-            reason = f"policy_lag {lag[version]} > {max_policy_lag}" if version in lag else f"policy version {version} was abandoned"
-            await move_trajectories(
-                session,
-                [id_ for id_, v in stale if v == version],
-                TrajectoryState.EXPIRED,
-                now=now,
-                source=TrajectoryState.READY,
-                changes={"reason": reason},
-            )
-    return len(stale)
+    """READY → EXPIRED where the oldest token is more than ``max_policy_lag`` updates behind ``head_version``, or any token is not of its lineage.
+    Returns how many."""
+    lag = await policies.lags(session, head_version)
+    stranded = await trajectories.stranded(session, lag, (TrajectoryState.READY,))
+    await expire_stranded(session, stranded, lambda version: f"policy version {version} was abandoned", now)
+    stale = await trajectories.ready_older_than(session, [version for version, updates in lag.items() if updates <= max_policy_lag])
+    for version in sorted({version for _, version in stale}):
+        ids = [id_ for id_, v in stale if v == version]
+        changes = {"reason": f"policy_lag {lag[version]} > {max_policy_lag}"}
+        await move_trajectories(session, ids, TrajectoryState.EXPIRED, now=now, source=TrajectoryState.READY, changes=changes)
+    return len(stale) + len(stranded)
+
+
+async def expire_stranded(session: Session, stranded: Sequence[Stranded], reason: Callable[[int], str], now: float) -> None:
+    """PENDING, READY and CLAIMED → EXPIRED for trajectories with tokens of a lineage that was left; ``reason`` is told the version.
+
+    A CLAIMED one is taken back from its claim first, so that the learner finds its claim broken and discards the batch.
+    """
+    await _release(session, [item.trajectory_id for item in stranded if item.state is TrajectoryState.CLAIMED], now)
+    for version in sorted({item.version for item in stranded}):
+        ids = [item.trajectory_id for item in stranded if item.version == version]
+        await move_trajectories(session, ids, TrajectoryState.EXPIRED, now=now, changes={"reason": reason(version)})
 
 
 async def expire(session: Session, rows: Sequence[TrajectoryRow], reason: str, now: float) -> int:

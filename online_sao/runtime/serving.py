@@ -28,10 +28,12 @@ from online_sao.publishing.activator import Activator
 from online_sao.runtime.meters import Meters
 from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
+from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
+from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.interactions import InteractionService
 from online_sao.service.probes import Prober
@@ -60,7 +62,9 @@ class Serving:
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database)
         self.status = StatusService(self.database)
-        self.control = ControlService(self.database)
+        self.control = ControlService(self.database, store=settings.policy_store_dir)
+        self.alarms = AlarmService(self.database, settings, self.control.rollback)
+        self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
         self._chat: ChatService | None = None
         self._problem: str | None = "the model is being loaded"
@@ -116,6 +120,7 @@ class Serving:
             Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
             Job("score deadlines", 2.0, self._expire_overdue),
             Job("lease reaper", 5.0, self._release_lapsed),
+            Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
         ):
             self._scheduler.add(job)
         self._scheduler.start()
@@ -171,14 +176,14 @@ class Serving:
         self._engine = engine
         await _start_engine(engine, activator)
         self._chat = ChatService(self.settings, engine, renderer, ChatLog(self.database, self.settings.reward), self.meters.completed)
-        prober = Prober(self.database, engine, renderer)
-        self._spawn(_logged(prober.sample(), "probes"))
+        prober = Prober(self.database, engine, renderer, self.settings.evaluation)
+        self._spawn(_logged(prober.run(), "probes"))
 
         async def activate() -> None:
             report = await activator.poll()
             if report is not None:
                 self.meters.swapped(report)
-                self._spawn(_logged(prober.sample(), "probes"))
+                prober.version_changed()
 
         async def revive() -> None:
             if not engine.healthy:
@@ -186,6 +191,7 @@ class Serving:
                 await engine.stop()
                 await _start_engine(engine, activator)
                 self._problem = None
+                prober.version_changed()
                 logger.warning("the engine serves again")
 
         self._scheduler.add(Job("policy activation", 0.5, activate))

@@ -30,7 +30,7 @@ class InteractionRow(Base):
     __tablename__ = "interactions"
     __table_args__ = (
         UniqueConstraint("completion_id", "choice"),
-        Index("ix_interactions_created_at", "created_at"),
+        Index("ix_interactions_created_at_status", "created_at", "status"),
         Index("ix_interactions_status", "status"),
         Index("ix_interactions_user", "user"),
         Index("ix_interactions_policy_version", "policy_version"),
@@ -64,6 +64,8 @@ class InteractionRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     first_token_at: Mapped[float | None] = mapped_column(Float)
     completed_at: Mapped[float | None] = mapped_column(Float)
+    erased_at: Mapped[float | None] = mapped_column(Float)
+    """When its texts and tokens were removed on request or by retention. Then ``stored`` is False too."""
 
 
 class FeedbackRow(Base):
@@ -158,6 +160,29 @@ class PolicyVersionRow(Base):
     """When retention removed its files: it can be read about, and no longer served."""
 
 
+class RollbackRow(Base):
+    """One rollback (or roll forward), named by the lineage epoch it began. The newest with neither ``served_at`` nor ``problem`` is what the
+    serving side has still to do."""
+
+    __tablename__ = "rollbacks"
+
+    lineage_epoch: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    from_version: Mapped[int] = mapped_column(Integer)
+    """What the learner stood on before."""
+    to_version: Mapped[int] = mapped_column(Integer)
+    resume: Mapped[bool] = mapped_column(Boolean)
+    """Whether the learner was told to go on at once."""
+    reason: Mapped[str | None] = mapped_column(Text)
+    """The operator's words."""
+    expired_trajectories: Mapped[int] = mapped_column(Integer)
+    """Trajectories that were waiting with tokens of abandoned versions."""
+    created_at: Mapped[float] = mapped_column(Float)
+    served_at: Mapped[float | None] = mapped_column(Float)
+    """When the engine had really loaded ``to_version``."""
+    problem: Mapped[str | None] = mapped_column(Text)
+    """Why the engine does not serve ``to_version``: the version before goes on serving."""
+
+
 class SwapRow(Base):
     """One activation as it happened in the engine."""
 
@@ -226,6 +251,30 @@ class AlarmRow(Base):
     """What the service did by itself (an automatic rollback), if anything."""
     raised_at: Mapped[float] = mapped_column(Float)
     cleared_at: Mapped[float | None] = mapped_column(Float)
+
+
+class ScoreRollupRow(Base):
+    """Sums over the scores of one version's answers asked for in one hour (Unix seconds // 3600), up to the mark. ``completed``: of the scored
+    answers, those that were completed. See repositories/score_rollups.py."""
+
+    __tablename__ = "score_rollups"
+
+    policy_version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    hour: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    scores: Mapped[int] = mapped_column(Integer)
+    total: Mapped[float] = mapped_column(Float)
+    total_squares: Mapped[float] = mapped_column(Float)
+    completed: Mapped[int] = mapped_column(Integer)
+
+
+class RollupMarkRow(Base):
+    """Up to when the sums of a metric hold, and how many rows of feedback there were before that."""
+
+    __tablename__ = "rollup_marks"
+
+    metric: Mapped[str] = mapped_column(String(64), primary_key=True)
+    settled_at: Mapped[float] = mapped_column(Float)
+    rows: Mapped[int] = mapped_column(Integer)
 
 
 class LearnerRow(Base):

@@ -26,6 +26,11 @@ async def set_head(session: AsyncSession, *, head_version: int, head_update: int
     await _set(session, head_version=head_version, head_update=head_update)
 
 
+async def begin_epoch(session: AsyncSession, lineage_epoch: int, *, head_version: int, head_update: int) -> None:
+    """Part of a rollback: whatever was begun in an older epoch is discarded when it ends."""
+    await _set(session, lineage_epoch=lineage_epoch, head_version=head_version, head_update=head_update)
+
+
 async def pause(session: AsyncSession, reason: str) -> None:
     """No batch is claimed from now on; an update under way is finished. A later reason replaces an earlier one."""
     await _set(session, paused=True, pause_reason=reason)

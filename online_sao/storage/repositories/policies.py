@@ -1,17 +1,17 @@
-"""Policy versions and the swaps that put them in place. Owns their rows and their lineage.
+"""Policy versions, the swaps that put them in place and the rollbacks between them. Owns their rows and their lineage.
 
 It reads states but never changes one: online_sao.publishing.lifecycle does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import Integer, func, literal, select
+from sqlalchemy import Integer, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import NotFoundError
-from online_sao.storage.tables import PolicyVersionRow, SwapRow
+from online_sao.storage.tables import PolicyVersionRow, RollbackRow, SwapRow
 from online_sao.types import PolicyVersion, VersionState
 
 
@@ -40,10 +40,16 @@ async def newest(session: AsyncSession, limit: int = 200, *, before: int | None 
     return (await session.scalars(query if before is None else query.where(PolicyVersionRow.version < before))).all()
 
 
-async def retired_before(session: AsyncSession, version: int) -> Sequence[PolicyVersionRow]:
-    """The versions below ``version`` that served once, newest first."""
-    query = select(PolicyVersionRow).where(PolicyVersionRow.state == VersionState.RETIRED, PolicyVersionRow.version < version)
+async def served_once(session: AsyncSession) -> Sequence[PolicyVersionRow]:
+    """The RETIRED versions whose files are still kept, newest first."""
+    query = select(PolicyVersionRow).where(PolicyVersionRow.state == VersionState.RETIRED, PolicyVersionRow.files_removed_at.is_(None))
     return (await session.scalars(query.order_by(PolicyVersionRow.version.desc()))).all()
+
+
+async def waiting(session: AsyncSession) -> Sequence[int]:
+    """The versions that have been published and have never served, and are not FAILED; oldest first."""
+    query = select(PolicyVersionRow.version).where(PolicyVersionRow.state.in_((VersionState.STAGED, VersionState.VERIFIED)))
+    return (await session.scalars(query.order_by(PolicyVersionRow.version))).all()
 
 
 async def next_to_activate(session: AsyncSession, lineage_epoch: int, active_version: int) -> PolicyVersionRow | None:
@@ -76,6 +82,39 @@ async def lags(session: AsyncSession, head: int, limit: int | None = None) -> di
     step = select(PolicyVersionRow.version, PolicyVersionRow.parent, chain.c.lag + 1).join(chain, PolicyVersionRow.version == chain.c.parent)
     chain = chain.union_all(step if limit is None else step.where(chain.c.lag < limit))
     return dict((await session.execute(select(chain.c.version, chain.c.lag))).all())
+
+
+async def off_lineage(session: AsyncSession, versions: Collection[int], *, head: int, lineage_epoch: int) -> set[int]:
+    """Which of ``versions`` are not ``head`` or an ancestor of it: a rollback left them behind, or nobody knows them.
+
+    ``lineage_epoch`` is the learner's: a version of that epoch is on its lineage whatever else, so that the usual question costs one small query.
+    """
+    wanted = set(versions)
+    if not wanted:
+        return set()
+    current = select(PolicyVersionRow.version).where(PolicyVersionRow.version.in_(wanted), PolicyVersionRow.lineage_epoch == lineage_epoch)
+    others = wanted - set(await session.scalars(current))
+    return others - set(await lags(session, head)) if others else set()
+
+
+async def insert_rollback(session: AsyncSession, row: RollbackRow) -> None:
+    session.add(row)
+    await session.flush()
+
+
+async def last_rollback(session: AsyncSession) -> RollbackRow | None:
+    return (await session.scalars(select(RollbackRow).order_by(RollbackRow.lineage_epoch.desc()).limit(1))).one_or_none()
+
+
+async def rollbacks(session: AsyncSession, limit: int = 200) -> Sequence[RollbackRow]:
+    """The last ``limit``, newest first."""
+    return (await session.scalars(select(RollbackRow).order_by(RollbackRow.lineage_epoch.desc()).limit(limit))).all()
+
+
+async def end_rollback(session: AsyncSession, lineage_epoch: int, *, served_at: float | None = None, problem: str | None = None) -> None:
+    """How the serving side ended it: it serves that version since then, or cannot."""
+    query = update(RollbackRow).where(RollbackRow.lineage_epoch == lineage_epoch)
+    await session.execute(query.values(served_at=served_at, problem=problem))
 
 
 async def insert_swap(session: AsyncSession, row: SwapRow) -> None:

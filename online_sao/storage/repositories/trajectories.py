@@ -5,10 +5,10 @@ It reads states but never changes one: online_sao.publishing.lifecycle does, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import LeaseLostError, LifecycleError
@@ -186,3 +186,36 @@ async def ready_older_than(session: AsyncSession, fresh_versions: Sequence[int])
         TrajectoryRow.state == TrajectoryState.READY, TrajectoryRow.oldest_policy_version.not_in(fresh_versions)
     )
     return [(id_, version) for id_, version in await session.execute(query.with_for_update(skip_locked=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A trajectory that holds tokens of a version which is not on the learner's lineage; the oldest such is ``version``."""
+
+    trajectory_id: int
+    state: TrajectoryState
+    version: int
+
+
+async def stranded(session: AsyncSession, lineage: Collection[int], states: Collection[TrajectoryState]) -> list[Stranded]:
+    """Those in one of ``states`` with a token of a version outside ``lineage``, locked.
+
+    The oldest and the newest version of a completion are columns; only those that were sampled across two swaps or more have a version in between,
+    and only these, and those already found out by a column, have their spans read.
+    """
+    newest, oldest = InteractionRow.policy_version, TrajectoryRow.oldest_policy_version
+    query = (
+        select(TrajectoryRow.id, TrajectoryRow.state, oldest, newest, InteractionRow.version_spans)
+        .join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id)
+        .where(TrajectoryRow.state.in_(states))
+        .where(or_(oldest.not_in(lineage), newest.not_in(lineage), func.json_array_length(InteractionRow.version_spans) > 2))
+        .order_by(TrajectoryRow.id)
+        .with_for_update(of=TrajectoryRow)
+    )
+    found = []
+    own = frozenset(lineage)
+    for id_, state, first, last, spans in await session.execute(query):
+        foreign = {first, last, *(version for _start, _end, version in spans or ())} - own
+        if foreign:
+            found.append(Stranded(id_, TrajectoryState(state), min(foreign)))
+    return found
