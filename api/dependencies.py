@@ -9,9 +9,11 @@ from fastapi import Depends, Request
 from online_sao.config import Settings
 from online_sao.inference.engine import InferenceEngine
 from online_sao.runtime.meters import Meters
+from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
+from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.interactions import InteractionService
 from online_sao.service.status import StatusService
@@ -35,6 +37,10 @@ class Backend(Protocol):
     def status(self) -> StatusService: ...
     @property
     def control(self) -> ControlService: ...
+    @property
+    def alarms(self) -> AlarmService: ...
+    @property
+    def evaluations(self) -> EvaluationService: ...
     @property
     def meters(self) -> Meters: ...
     @property

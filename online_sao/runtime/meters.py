@@ -5,6 +5,7 @@ Names: ``online_sao_`` and the metric's name of docs/design.md §4 with its slas
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from online_sao.inference.engine import EngineLoad, SwapReport
 from online_sao.service.chat_records import AdmittedRequest, Outcome
+from online_sao.service.evaluations import EvaluationStatus
 from online_sao.types import TrajectoryState
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -37,6 +39,10 @@ class Meters:
             buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
         )
         self._trajectories = Gauge("online_sao_data_trajectories_by_state", "Trajectories, by state", ["state"], registry=self.registry)
+        self._alarms = Gauge("online_sao_alarm", "1 while the condition of this kind of alarm holds", ["kind"], registry=self.registry)
+        self._evaluation = Gauge(
+            "online_sao_evaluation", "The newest evaluation: the version, and what it measured", ["measure"], registry=self.registry
+        )
         self._learned: dict[str, Gauge] = {}
 
     def completed(self, request: AdmittedRequest, outcome: Outcome) -> None:
@@ -58,8 +64,13 @@ class Meters:
         policy_version: int | None,
         trajectories: Mapping[TrajectoryState, int],
         last_update: Mapping[str, float | None],
+        alarms: Mapping[str, bool],
+        evaluation: EvaluationStatus | None,
     ) -> bytes:
-        """The exposition text. ``last_update``: the newest update's metrics by name. None, for load and version: the engine is still loading."""
+        """The exposition text. ``last_update``: the newest update's metrics by name; ``alarms``: kind → whether it holds; ``evaluation``: the newest.
+
+        None, for load and version: the engine is still loading.
+        """
         if load is not None:
             self._running.set(load.running)
             self._waiting.set(load.waiting)
@@ -70,7 +81,16 @@ class Meters:
         for name, value in last_update.items():
             if value is not None:
                 self._gauge(name).set(value)
+        for kind, holds in alarms.items():
+            self._alarms.labels(kind).set(holds)
+        if evaluation is not None:
+            self._evaluated(evaluation)
         return generate_latest(self.registry)
+
+    def _evaluated(self, evaluation: EvaluationStatus) -> None:
+        for measure in ("policy_version", "perplexity", "distinct_2", "response_tokens"):
+            value = getattr(evaluation, measure)
+            self._evaluation.labels(measure).set(math.nan if value is None else value)
 
     def _gauge(self, name: str) -> Gauge:
         if name not in self._learned:

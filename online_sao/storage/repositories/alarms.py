@@ -1,4 +1,5 @@
-"""Alarms: raised, annotated with what was done, cleared. Owns the rule that at most one of a kind is open; knows nothing of why one is raised."""
+"""Alarms: raised, annotated with what was done, cleared; and the lengths of answers that one of them is about. Owns the rule that at most one of a
+kind is open; knows nothing of why one is raised."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from online_sao.storage.tables import AlarmRow
+from online_sao.storage.tables import AlarmRow, InteractionRow
+from online_sao.types import InteractionStatus
 
 
 async def open_alarms(session: AsyncSession) -> Sequence[AlarmRow]:
@@ -49,3 +51,13 @@ async def set_action(session: AsyncSession, alarm_id: int, action: str) -> None:
     """What the service did about it by itself."""
     (await session.get_one(AlarmRow, alarm_id)).action = action
     await session.flush()
+
+
+async def answer_lengths(session: AsyncSession, limit: int, *, base: bool) -> Sequence[int]:
+    """Lengths in tokens of the last ``limit`` completed answers of the base version, or of all versions after it."""
+    query = select(InteractionRow.completion_tokens).where(
+        InteractionRow.status == InteractionStatus.COMPLETED,
+        InteractionRow.completion_tokens.is_not(None),
+        InteractionRow.policy_version == 0 if base else InteractionRow.policy_version > 0,
+    )
+    return [tokens for tokens in await session.scalars(query.order_by(InteractionRow.id.desc()).limit(limit)) if tokens is not None]

@@ -1,0 +1,151 @@
+"""Alarms: raised when a condition holds, cleared when it is gone, one open of a kind. Owns their rows, their log lines and the automatic rollback.
+
+What counts as wrong is in alarm_conditions, where the numbers come from in alarm_measurements. Knows nothing of who looks at alarms.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from online_sao.config import Settings
+from online_sao.errors import OnlineSAOError
+from online_sao.service.alarm_conditions import KINDS, Finding, Kind, judge
+from online_sao.service.alarm_measurements import measure
+from online_sao.storage.repositories import alarms
+from online_sao.storage.session import Database
+from online_sao.storage.tables import AlarmRow, LearnerRow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmStatus:
+    """One alarm. ``kind``: one of alarm_conditions.KINDS; ``severity``: warning or critical; ``value`` and ``threshold`` in the condition's unit;
+    ``action``: what the service did by itself; ``cleared_at`` None: it is open."""
+
+    id: int
+    kind: str
+    severity: str
+    message: str
+    advice: str
+    policy_version: int | None
+    value: float | None
+    threshold: float | None
+    action: str | None
+    raised_at: float
+    cleared_at: float | None
+
+
+class Rollback(Protocol):
+    def __call__(self, version: int, *, resume: bool = False, reason: str | None = None) -> Awaitable[object]: ...
+
+
+class AlarmService:
+    """``check`` every few seconds in the serving process. ``clock`` returns Unix seconds, ``monotonic`` seconds that never jump.
+
+    ``rollback``: what alarms.auto_rollback does.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        rollback: Rollback,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._rollback = rollback
+        self._clock = clock
+        self._monotonic = monotonic
+        self._sign: tuple[float | None, float] = (None, monotonic())
+        """The learner's newest heartbeat, and when (monotonic) it was first seen."""
+        self._findings: Mapping[Kind, Finding | None] = {}
+
+    @property
+    def raised(self) -> dict[str, bool]:
+        """Every kind → whether its condition held at the last check. True even where the disk was too full to write the alarm down."""
+        return {kind: self._findings.get(kind) is not None for kind in KINDS}
+
+    async def list(self, *, limit: int = 50, before: int | None = None, open_only: bool = False) -> tuple[AlarmStatus, ...]:
+        """Newest first; ``before``: only alarms with a smaller id."""
+        async with self._database.read() as session:
+            return tuple(alarm_status(row) for row in await alarms.newest(session, limit, before=before, open_only=open_only))
+
+    async def check(self) -> None:
+        """Judge every condition; raise what is new, clear what is gone. Writes only where something has changed."""
+        async with self._database.read() as session:
+            measured, learner = await measure(session, self._settings.alarms, self._settings.storage.data_dir)
+            open_kinds = {row.kind for row in await alarms.open_alarms(session)}
+        measured = replace(measured, learner_silence=self._silence(learner) if self._settings.learning.enabled else None)
+        verdicts = judge(measured, self._settings.alarms)
+        self._findings = {**self._findings, **verdicts}
+        for kind, finding in verdicts.items():
+            if finding is not None and kind not in open_kinds:
+                await self._raise(kind, finding)
+            elif finding is None and kind in open_kinds:
+                await self._clear(kind)
+
+    def _silence(self, learner: LearnerRow) -> float:
+        """Seconds since the heartbeat last changed. Its own time is not compared with ours: a wall clock that jumps would raise a false alarm."""
+        seen, since = self._sign
+        if learner.heartbeat_at != seen:
+            seen, since = self._sign = (learner.heartbeat_at, self._monotonic())
+        return self._monotonic() - since
+
+    async def _raise(self, kind: Kind, finding: Finding) -> None:
+        log = logger.critical if finding.severity == "critical" else logger.warning
+        log("alarm %s: %s %s", kind, finding.message, finding.advice)
+        row = AlarmRow(
+            kind=kind,
+            severity=finding.severity,
+            message=finding.message,
+            advice=finding.advice,
+            policy_version=finding.policy_version,
+            value=finding.value,
+            threshold=finding.threshold,
+            raised_at=self._clock(),
+        )
+        async with self._database.write() as session:
+            raised = await alarms.raise_alarm(session, row)
+        if raised and finding.rollback_to is not None and self._settings.alarms.auto_rollback:
+            action = await self._roll_back(finding.rollback_to, f"alarm {kind}: {finding.message}")
+            async with self._database.write() as session:
+                await alarms.set_action(session, row.id, action)
+
+    async def _roll_back(self, version: int, reason: str) -> str:
+        """What was done, in words: a rollback that cannot be made is said beside the alarm, and does not end the check."""
+        try:
+            await self._rollback(version, resume=self._settings.alarms.auto_rollback_resume, reason=reason)
+        except OnlineSAOError as error:
+            logger.error("the automatic rollback to version %d failed: %s", version, error.message)
+            return f"automatic rollback to version {version} failed: {error.message}"
+        logger.critical("rolled back to version %d by itself (alarms.auto_rollback)", version)
+        return f"rolled back to version {version}"
+
+    async def _clear(self, kind: Kind) -> None:
+        async with self._database.write() as session:
+            row = await alarms.clear(session, kind, self._clock())
+        if row is not None:
+            logger.warning("alarm %s cleared (it said: %s)", kind, row.message)
+
+
+def alarm_status(row: AlarmRow) -> AlarmStatus:
+    return AlarmStatus(
+        id=row.id,
+        kind=row.kind,
+        severity=row.severity,
+        message=row.message,
+        advice=row.advice,
+        policy_version=row.policy_version,
+        value=row.value,
+        threshold=row.threshold,
+        action=row.action,
+        raised_at=row.raised_at,
+        cleared_at=row.cleared_at,
+    )
