@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 
 import api.errors
-from api.admin import alarms, control, evaluations, health, metrics
+from api.admin import alarms, control, evaluations, health, history, metrics
 from api.dashboard.mount import mount
 from api.errors import RequestContext
 from api.security import Security, check_exposure
@@ -45,7 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
     api.errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    for admin in (control.router, alarms.router, evaluations.router):
+    for admin in (control.router, alarms.router, evaluations.router, history.router):
         app.include_router(admin, prefix="/admin")
     for router in (chat.router, models.router, feedback.router, interactions.router):
         app.include_router(router, prefix="/v1")

@@ -15,6 +15,7 @@ from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
 from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
+from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
 from online_sao.service.status import StatusService
 from online_sao.storage.tables import PolicyVersionRow
@@ -35,6 +36,8 @@ class Backend(Protocol):
     def erasure(self) -> ErasureService: ...
     @property
     def status(self) -> StatusService: ...
+    @property
+    def history(self) -> HistoryService: ...
     @property
     def control(self) -> ControlService: ...
     @property

@@ -26,12 +26,13 @@ async def list_interactions(
     status: InteractionStatus | None = None,
     policy_version: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
     since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    text: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> JSONResponse:
     """Logged choices, newest first, without their tokens. ``after``: the ``next_cursor`` of the page before."""
-    for text in (after, user, model):
-        check_text(text or "")
+    for given in (after, user, model, text):
+        check_text(given or "")
     page = await backend.interactions.page(
-        limit=limit, after=after, user=user, model=model, status=status, policy_version=policy_version, since=since
+        limit=limit, after=after, user=user, model=model, status=status, policy_version=policy_version, since=since, text=text
     )
     data = [_choice(choice) for choice in page.choices]
     return JSONResponse({"object": "list", "data": data, "has_more": page.next_cursor is not None, "next_cursor": page.next_cursor})

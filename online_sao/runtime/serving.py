@@ -25,9 +25,11 @@ from online_sao.inference.transformers_engine import TransformersEngine
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
+from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
 from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
+from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
 from online_sao.service.chat_log import ChatLog
@@ -35,11 +37,12 @@ from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
 from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
+from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
-from online_sao.storage.repositories import interactions, leases, policies
+from online_sao.storage.repositories import interactions, learner, leases, policies
 from online_sao.storage.session import Database
 from online_sao.storage.tables import PolicyVersionRow
 
@@ -62,15 +65,18 @@ class Serving:
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database)
         self.status = StatusService(self.database)
-        self.control = ControlService(self.database, store=settings.policy_store_dir)
+        self.history = HistoryService(self.database, settings.reward)
+        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        wake = self._supervisor.retry if self._supervisor is not None else _nothing
+        self.control = ControlService(self.database, store=settings.policy_store_dir, wake=wake)
         self.alarms = AlarmService(self.database, settings, self.control.rollback)
         self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
         self._chat: ChatService | None = None
         self._problem: str | None = "the model is being loaded"
+        self._clock = CautiousClock()
         self._owner = leases.new_owner()
         self._scheduler = Scheduler()
-        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -120,6 +126,7 @@ class Serving:
             Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
             Job("score deadlines", 2.0, self._expire_overdue),
             Job("lease reaper", 5.0, self._release_lapsed),
+            Job("score roll-up", score_rollup.SECONDS, score_rollup.ScoreRollup(self.database).advance),
             Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
         ):
             self._scheduler.add(job)
@@ -175,7 +182,8 @@ class Serving:
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
         self._engine = engine
         await _start_engine(engine, activator)
-        self._chat = ChatService(self.settings, engine, renderer, ChatLog(self.database, self.settings.reward), self.meters.completed)
+        log = ChatLog(self.database, self.settings.reward)
+        self._chat = ChatService(self.settings, engine, renderer, log, self.meters.completed)
         prober = Prober(self.database, engine, renderer, self.settings.evaluation)
         self._spawn(_logged(prober.run(), "probes"))
 
@@ -196,9 +204,22 @@ class Serving:
 
         self._scheduler.add(Job("policy activation", 0.5, activate))
         self._scheduler.add(Job("engine health", 1.0, revive))
+        self._scheduler.add(Job("unwritten completions", 2.0, log.write_kept))
         if self._supervisor is not None:
             # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
-            self._scheduler.add(Job("learner supervision", 1.0, self._supervisor.poll))
+            self._scheduler.add(Job("learner supervision", 1.0, self._supervise))
+
+    async def _supervise(self) -> None:
+        """Keep the learner alive; once it has given up, see that its row says so: one that cannot read its settings could not write it."""
+        assert self._supervisor is not None
+        before = self._supervisor.gave_up
+        await self._supervisor.poll()
+        if not self._supervisor.gave_up or before:
+            return
+        async with self.database.write() as session:
+            row = await learner.get(session)
+            why = row.detail if row.phase == "stopped" and row.detail else "it cannot start; its last lines in the log say why"
+            await learner.heartbeat(session, phase="stopped", detail=why, pid=None, now=time.time())
 
     async def _renew_lease(self) -> None:
         try:
@@ -214,11 +235,11 @@ class Serving:
         if reward.default_score is not None:
             default = score_to_reward(reward.default_score, reward.score_min, reward.score_max)
         async with self.database.write() as session:
-            await lifecycle.expire_overdue(session, time.time(), default)
+            await lifecycle.expire_overdue(session, self._clock(), default)
 
     async def _release_lapsed(self) -> None:
         async with self.database.write() as session:
-            released = await lifecycle.release_lapsed(session, time.time())
+            released = await lifecycle.release_lapsed(session, self._clock())
         if released:
             logger.warning("%d trajectories of a lapsed claim are back in the queue", released)
 
@@ -226,6 +247,10 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _nothing() -> None:
+    pass
 
 
 async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:

@@ -44,11 +44,23 @@ class InteractionService:
         status: InteractionStatus | None = None,
         policy_version: int | None = None,
         since: float | None = None,
+        completion_id: str | None = None,
+        text: str | None = None,
     ) -> LoggedPage:
-        """Choices that match every filter given, in one consistent read. Raises InvalidRequestError for a cursor that is not ours."""
+        """Choices that match every filter given, in one consistent read. A page of a ``text`` search may hold fewer than ``limit`` and still have one
+        to follow. Raises InvalidRequestError for a cursor that is not ours."""
         async with self._database.read() as session:
             page = await interactions.page(
-                session, limit=limit, after=after, user=user, model=model, status=status, policy_version=policy_version, since=since
+                session,
+                limit=limit,
+                after=after,
+                user=user,
+                model=model,
+                status=status,
+                policy_version=policy_version,
+                since=since,
+                completion_id=completion_id,
+                text=text,
             )
             return LoggedPage(await _logged(session, page.rows), page.next_cursor)
 

@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from online_sao.storage.repositories import learner, overview, policies, trajectories, updates
+from online_sao.service.alarms import AlarmStatus, alarm_status
+from online_sao.service.score_statistics import Delay, delay_of, mean_interval
+from online_sao.storage.repositories import alarms, learner, overview, policies, score_rollups, trajectories, updates
 from online_sao.storage.repositories.overview import ScorePoint
+from online_sao.storage.repositories.score_rollups import HOUR, Key, Sums
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import LearnerRow, PolicyVersionRow, SwapRow, UpdateRow
 from online_sao.types import TrajectoryState, VersionState
 
-COVERAGE_SECONDS = 24 * 3600.0
+COVERAGE_HOURS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class UpdateStatus:
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """One policy version, with the mean of the ``scores`` its answers got (None without any)."""
+    """One policy version, with the mean of the ``scores`` its answers got (None without any) and the 95 % interval of that mean (None for fewer than
+    two)."""
 
     version: int
     parent: int | None
@@ -65,6 +69,9 @@ class VersionStatus:
     retired_at: float | None
     mean_score: float | None
     scores: int
+    score_interval: tuple[float, float] | None = None
+    files_removed_at: float | None = None
+    """When retention removed its files: it can be read about, and no longer served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class SwapStatus:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Of the answers completed in the last ``seconds``, how many have a score."""
+    """Of the completed answers that were asked for in the last ``seconds`` (24 full hours and the one under way), how many have a score."""
 
     seconds: float
     completed: int
@@ -106,6 +113,9 @@ class StatusSnapshot:
     scores: tuple[ScorePoint, ...]
     total_scores: int
     coverage: Coverage
+    alarms: tuple[AlarmStatus, ...]
+    """Those open now, newest first."""
+    delay: Delay | None = None
 
 
 class StatusService:
@@ -120,7 +130,8 @@ class StatusService:
         async with self._database.read() as session:
             as_of = self._clock()
             last = await updates.latest(session)
-            completed, scored = await overview.coverage(session, as_of - COVERAGE_SECONDS)
+            tail = await score_tail(session)
+            points = tuple(await overview.recent_scores(session, scores))
             return StatusSnapshot(
                 as_of=as_of,
                 generating=await overview.generating(session),
@@ -129,37 +140,51 @@ class StatusService:
                 active_version=(await policies.active(session)).version,
                 learner=learner_status(await learner.get(session), as_of),
                 last_update=update_status(last) if last else None,
-                versions=await version_statuses(session, await policies.newest(session, versions)),
+                versions=await version_statuses(session, await policies.newest(session, versions), tail),
+                alarms=tuple(alarm_status(row) for row in await alarms.open_alarms(session)),
                 swaps=tuple(_swap_status(row) for row in await policies.swaps(session, swaps)),
-                scores=tuple(await overview.recent_scores(session, scores)),
-                total_scores=await overview.total_scores(session),
-                coverage=Coverage(COVERAGE_SECONDS, completed, scored),
+                scores=points,
+                total_scores=(await score_rollups.overall(session, tail)).scores,
+                coverage=await _coverage(session, as_of, tail),
+                delay=delay_of([point.delay for point in points]),
             )
 
-    async def update_series(self, limit: int = 200) -> tuple[UpdateStatus, ...]:
-        """The last ``limit`` updates, oldest first: metrics over time."""
-        async with self._database.read() as session:
-            return tuple(update_status(row) for row in await updates.newest(session, limit))
+
+async def score_tail(session: Session) -> dict[Key, Sums]:
+    """What the scores since the newest roll-up add to it."""
+    mark = await score_rollups.mark(session)
+    return await score_rollups.change(session, None if mark is None else mark.settled_at, None)
 
 
-async def version_statuses(session: Session, rows: Sequence[PolicyVersionRow]) -> tuple[VersionStatus, ...]:
-    """One for each row, in the same order."""
-    means = await overview.mean_scores(session, [row.version for row in rows])
-    return tuple(
-        VersionStatus(
-            version=row.version,
-            parent=row.parent,
-            lineage_epoch=row.lineage_epoch,
-            state=VersionState(row.state),
-            reason=row.reason,
-            update=row.update_number,
-            created_at=row.created_at,
-            activated_at=row.activated_at,
-            retired_at=row.retired_at,
-            mean_score=means[row.version].mean if row.version in means else None,
-            scores=means[row.version].count if row.version in means else 0,
-        )
-        for row in rows
+async def version_statuses(session: Session, rows: Sequence[PolicyVersionRow], tail: dict[Key, Sums] | None = None) -> tuple[VersionStatus, ...]:
+    """One for each row, in the same order. ``tail``: what ``score_tail`` gave in this session, where it has been asked already."""
+    tail = await score_tail(session) if tail is None else tail
+    sums = await score_rollups.by_version(session, [row.version for row in rows], tail)
+    return tuple(_version_status(row, sums.get(row.version, Sums())) for row in rows)
+
+
+async def _coverage(session: Session, as_of: float, tail: dict[Key, Sums]) -> Coverage:
+    hour = int(as_of // HOUR) - COVERAGE_HOURS
+    scored = (await score_rollups.overall(session, tail, since_hour=hour)).completed
+    return Coverage(as_of - hour * HOUR, await overview.completed_since(session, hour * HOUR), scored)
+
+
+def _version_status(row: PolicyVersionRow, sums: Sums) -> VersionStatus:
+    mean, variance = sums.mean, sums.variance
+    return VersionStatus(
+        version=row.version,
+        parent=row.parent,
+        lineage_epoch=row.lineage_epoch,
+        state=VersionState(row.state),
+        reason=row.reason,
+        update=row.update_number,
+        created_at=row.created_at,
+        activated_at=row.activated_at,
+        retired_at=row.retired_at,
+        files_removed_at=row.files_removed_at,
+        mean_score=mean,
+        scores=sums.scores,
+        score_interval=None if mean is None or variance is None else mean_interval(mean, variance, sums.scores),
     )
 
 

@@ -5,11 +5,12 @@ Functions take the session of an open transaction and never commit.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import null, select, update
+from sqlalchemy import ColumnElement, Text, cast, func, null, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import InvalidRequestError, LifecycleError
@@ -22,9 +23,14 @@ WITHOUT_CONTENT = (
     InteractionRow.choice,
     InteractionRow.status,
     InteractionRow.stored,
+    InteractionRow.erased_at,
     InteractionRow.policy_version,
 )
 """For load_only(): what a receipt needs, without the columns that hold hundreds of tokens."""
+
+
+SEARCHED = 20_000
+"""Interactions that one page of a text search looks at."""
 
 
 async def insert_generating(session: AsyncSession, rows: Sequence[InteractionRow]) -> None:
@@ -120,14 +126,28 @@ async def page(
     status: InteractionStatus | None = None,
     policy_version: int | None = None,
     since: float | None = None,
+    completion_id: str | None = None,
+    text: str | None = None,
 ) -> Page:
-    """Interactions that match every filter given. ``since`` is the earliest ``created_at``. Raises InvalidRequestError for a cursor that is not ours.
+    """Interactions that match every filter given. ``since`` is the earliest ``created_at``; ``completion_id`` the beginning of one. Raises
+    InvalidRequestError for a cursor that is not ours.
+
+    ``text`` is looked for, whatever its case, in questions and answers. There is no index for that, so one page looks at SEARCHED interactions and
+    then ends, full or not, with the cursor of the place it has come to.
 
     Rows that arrive while a client pages through are never shown twice nor push others out: the cursor is a position, not a count.
     """
     query = select(InteractionRow).order_by(InteractionRow.id.desc()).limit(limit + 1)
-    if after is not None:
-        query = query.where(InteractionRow.id < _position(after))
+    start = None if after is None else _position(after)
+    if start is not None:
+        query = query.where(InteractionRow.id < start)
+    floor = 0
+    if text is not None:
+        newest = start if start is not None else ((await session.scalar(select(func.max(InteractionRow.id)))) or 0) + 1
+        floor = max(0, newest - SEARCHED)
+        query = query.where(InteractionRow.id >= floor, or_(*_contain(text)))
+    if completion_id is not None:
+        query = query.where(InteractionRow.completion_id.startswith(completion_id, autoescape=True))
     for column, wanted in ((InteractionRow.user, user), (InteractionRow.model, model), (InteractionRow.status, status)):
         if wanted is not None:
             query = query.where(column == wanted)
@@ -136,13 +156,34 @@ async def page(
     if since is not None:
         query = query.where(InteractionRow.created_at >= since)
     rows = (await session.scalars(query)).all()
-    return Page(tuple(rows[:limit]), str(rows[limit - 1].id) if len(rows) > limit else None)
+    cursor = rows[limit - 1].id if len(rows) > limit else floor
+    return Page(tuple(rows[:limit]), str(cursor) if cursor > 1 else None)
 
 
-async def erase_content(session: AsyncSession, rows: Sequence[InteractionRow]) -> None:
+def _contain(text: str) -> tuple[ColumnElement[bool], ...]:
+    # The messages are JSON, in which quotes, line ends and letters beyond ASCII are spelled otherwise.
+    return (
+        InteractionRow.text.icontains(text, autoescape=True),
+        cast(InteractionRow.messages, Text).icontains(json.dumps(text)[1:-1], autoescape=True),
+    )
+
+
+async def stored_before(session: AsyncSession, created_before: float, limit: int) -> Sequence[InteractionRow]:
+    """At most ``limit`` interactions older than that which still have content and are not being generated, oldest first, locked."""
+    query = (
+        select(InteractionRow)
+        .where(InteractionRow.created_at < created_before, InteractionRow.stored, InteractionRow.status != InteractionStatus.GENERATING)
+        .order_by(InteractionRow.created_at)
+        .limit(limit)
+    )
+    return (await session.scalars(query.with_for_update(skip_locked=True))).all()
+
+
+async def erase_content(session: AsyncSession, rows: Sequence[InteractionRow], now: float) -> None:
     """Remove texts, tokens, logprobs, the user and the scores' comments for good; ids, version, counts, timing and score values stay."""
     for row in rows:
-        row.stored = False
+        if row.stored:
+            row.stored, row.erased_at = False, now
         _strip(row)
     await session.flush()
     ids = [row.id for row in rows]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, case, func, select
@@ -17,18 +16,14 @@ from online_sao.types import InteractionStatus
 
 @dataclass(frozen=True, slots=True)
 class ScorePoint:
-    """One score: feedback ``id``, when it came (Unix seconds), and the newest version that wrote the scored answer."""
+    """One score: feedback ``id``, when it came (Unix seconds), and the newest version that wrote the scored answer. ``delay``: seconds between the
+    end of the answer and the score; None where the answer has not ended, 0 where it ended later."""
 
     id: str
     at: float
     value: float
     policy_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeanScore:
-    mean: float
-    count: int
+    delay: float | None = None
 
 
 def _counts(metric: str) -> ColumnElement[bool]:
@@ -38,28 +33,33 @@ def _counts(metric: str) -> ColumnElement[bool]:
 async def recent_scores(session: AsyncSession, limit: int, metric: str = "score") -> list[ScorePoint]:
     """The last ``limit`` scores, oldest first."""
     query = (
-        select(FeedbackRow.id, FeedbackRow.created_at, FeedbackRow.value, InteractionRow.policy_version)
+        select(FeedbackRow.id, FeedbackRow.created_at, FeedbackRow.value, InteractionRow.policy_version, InteractionRow.completed_at)
         .join(InteractionRow, InteractionRow.id == FeedbackRow.interaction_id)
         .where(_counts(metric))
         .order_by(FeedbackRow.created_at.desc(), FeedbackRow.id.desc())
         .limit(limit)
     )
-    return [ScorePoint(*row) for row in reversed((await session.execute(query)).all())]
+    return [
+        ScorePoint(id_, at, value, version, None if ended is None else max(0.0, at - ended))
+        for id_, at, value, version, ended in reversed((await session.execute(query)).all())
+    ]
 
 
-async def mean_scores(session: AsyncSession, versions: Sequence[int], metric: str = "score") -> dict[int, MeanScore]:
-    """version → mean and number of the scores given to answers it wrote, for those of ``versions`` that have any."""
+async def score_stream(session: AsyncSession, limit: int, metric: str = "score") -> list[tuple[float, float]]:
+    """(when, value) of the last ``limit`` scores, oldest first; the answers are not read."""
     query = (
-        select(InteractionRow.policy_version, func.avg(FeedbackRow.value), func.count())
-        .join(FeedbackRow, FeedbackRow.interaction_id == InteractionRow.id)
-        .where(InteractionRow.policy_version.in_(versions), _counts(metric))
-        .group_by(InteractionRow.policy_version)
+        select(FeedbackRow.created_at, FeedbackRow.value)
+        .where(_counts(metric))
+        .order_by(FeedbackRow.created_at.desc(), FeedbackRow.id.desc())
+        .limit(limit)
     )
-    return {version: MeanScore(float(mean), count) for version, mean, count in await session.execute(query)}
+    return [(at, value) for at, value in reversed((await session.execute(query)).all())]
 
 
-async def total_scores(session: AsyncSession, metric: str = "score") -> int:
-    return (await session.scalar(select(func.count()).select_from(FeedbackRow).where(_counts(metric)))) or 0
+async def asked_between(session: AsyncSession, start: float, end: float) -> int:
+    """Answers asked for from ``start`` to ``end``, whatever became of them."""
+    query = select(func.count()).where(InteractionRow.created_at >= start, InteractionRow.created_at <= end)
+    return (await session.scalar(query)) or 0
 
 
 async def generating(session: AsyncSession) -> int:
@@ -68,16 +68,8 @@ async def generating(session: AsyncSession) -> int:
     return (await session.scalar(query)) or 0
 
 
-async def coverage(session: AsyncSession, since: float, metric: str = "score") -> tuple[int, int]:
-    """(completed answers asked for since then, how many of them have a score)."""
-    completed = InteractionRow.status == InteractionStatus.COMPLETED
-    query = (
-        # The status is counted, not filtered: as a filter it would tempt SQLite away from the index on created_at, which rules out far more.
-        select(func.count(case((completed, 1))), func.count(case((and_(completed, FeedbackRow.id.is_not(None)), 1))))
-        .select_from(InteractionRow)
-        # At most one score per metric and answer counts, so the join repeats no answer.
-        .outerjoin(FeedbackRow, and_(FeedbackRow.interaction_id == InteractionRow.id, _counts(metric)))
-        .where(InteractionRow.created_at >= since)
-    )
-    answers, scored = (await session.execute(query)).one()
-    return answers, scored
+async def completed_since(session: AsyncSession, since: float) -> int:
+    """Completed answers asked for since then. Answered from an index that holds both columns."""
+    completed = func.count(case((InteractionRow.status == InteractionStatus.COMPLETED, 1)))
+    # The status is counted, not filtered: as a filter it would tempt SQLite away from the index on created_at, which rules out far more.
+    return (await session.scalar(select(completed).where(InteractionRow.created_at >= since))) or 0

@@ -44,9 +44,10 @@ async def since(session: AsyncSession, update_number: int, limit: int = 200) -> 
     return (await session.scalars(query)).all()
 
 
-async def newest(session: AsyncSession, limit: int = 200) -> Sequence[UpdateRow]:
-    """The last ``limit`` updates, oldest first: a series to draw."""
-    rows = (await session.scalars(select(UpdateRow).order_by(UpdateRow.update_number.desc()).limit(limit))).all()
+async def newest(session: AsyncSession, limit: int = 200, *, before: int | None = None) -> Sequence[UpdateRow]:
+    """The last ``limit`` updates (of those with a smaller number than ``before``), oldest first: a series to draw."""
+    query = select(UpdateRow).order_by(UpdateRow.update_number.desc()).limit(limit)
+    rows = (await session.scalars(query if before is None else query.where(UpdateRow.update_number < before))).all()
     return rows[::-1]
 
 

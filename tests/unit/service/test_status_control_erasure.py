@@ -85,7 +85,6 @@ async def test_the_snapshot_counts_what_there_is(database, chats, service) -> No
     assert snapshot.scores[-1].id == last.id
     assert snapshot.total_scores == 3
     assert (snapshot.coverage.completed, snapshot.coverage.scored, snapshot.coverage.fraction) == (5, 3, 0.6)
-    assert [update.number for update in await service_.update_series()] == [1]
     everything = await service_.snapshot()
     assert everything.scores[0].id == replaced.id
 
@@ -178,13 +177,16 @@ async def test_erasing_a_user_breaks_the_claim_that_holds_their_data(database, c
             await trajectories.renew_claim(session, "c", expected=2, expires_at=9e9)
 
 
-async def test_what_is_erased_while_it_is_generated_is_never_written(database, chats, service) -> None:
+@pytest.mark.parametrize("reason", [None, "greedy_sampling"])
+async def test_what_is_erased_while_it_is_generated_is_never_written(database, chats, service, reason) -> None:
     (row,) = await chats.start(user="ada")
     assert await ErasureService(database).erase_user("ada") == 1
-    trajectory = await chats.finish(row)
-    assert (trajectory.state, trajectory.reason) == (TrajectoryState.NOT_TRAINABLE, "store_false")
+    early, _ = await service.submit(FeedbackSubmission(row.completion_id, 0.5, comment="nice"))
+    assert (early.status, early.reason) == (ReceiptStatus.NOT_TRAINABLE, "erased")
+    trajectory = await chats.finish(row, reason=reason)
+    assert (trajectory.state, trajectory.reason) == (TrajectoryState.NOT_TRAINABLE, "erased")
     async with database.read() as session:
         done = await interactions.get(session, row.completion_id, 0)
     assert (done.text, done.token_ids, done.completion_tokens) == (None, None, 2)
     receipt, _ = await service.submit(FeedbackSubmission(row.completion_id, 1.0, comment="again"))
-    assert (receipt.status, receipt.reason) == (ReceiptStatus.NOT_TRAINABLE, "store_false")
+    assert (receipt.status, receipt.reason) == (ReceiptStatus.NOT_TRAINABLE, "erased")
