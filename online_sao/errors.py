@@ -17,8 +17,11 @@
     │   └── IdempotencyConflictError    409  idempotency_conflict    (sent with x-should-retry: false)
     ├── OverloadedError                 429  server_overloaded       (sent with Retry-After)
     ├── NotReadyError                   503  not_ready               (engine still loading, database unreachable)
-    │   └── EngineError                 503  engine_error            the engine failed this request
+    │   ├── EngineError                 503  engine_error            the engine failed this request
+    │   └── StorageError                503  storage_unavailable     the database cannot be written (read-only, unreachable, too busy)
+    │       └── StorageFullError        507  storage_full            the disk is full
     ├── ConfigurationError              500  configuration_error     the operator's settings cannot work; says what to change
+    │   └── LeaseHeldError              500  lease_held              another live process is what this one wants to be
     ├── LifecycleError                  500  illegal_transition      a state change the transition tables forbid
     ├── PolicyStoreError                500  policy_store_error      a published version is missing or does not match its checksum
     └── LeaseLostError                  500  lease_lost              another process took over what this one was holding
@@ -139,8 +142,23 @@ class EngineError(NotReadyError):
     code = "engine_error"
 
 
+class StorageError(NotReadyError):
+    """Nothing of the request was kept; what was acknowledged before is."""
+
+    code = "storage_unavailable"
+
+
+class StorageFullError(StorageError):
+    status = 507
+    code = "storage_full"
+
+
 class ConfigurationError(OnlineSAOError):
     code = "configuration_error"
+
+
+class LeaseHeldError(ConfigurationError):
+    code = "lease_held"
 
 
 class LifecycleError(OnlineSAOError):

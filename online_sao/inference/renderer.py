@@ -8,14 +8,18 @@ Knows nothing of sampling, engines or HTTP.
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from online_sao.errors import ConfigurationError, InvalidRequestError
+from online_sao.errors import ConfigurationError, InvalidRequestError, UnsupportedFeatureError
+from online_sao.inference.template_tools import TEMPLATE_FAULTS, find_tool_support
+from online_sao.inference.token_text import TokenText
+from online_sao.inference.tool_calls import CLOSE, OPEN
 from online_sao.models.catalog import eos_token_ids, load_tokenizer
 
 _PROBE = (
@@ -24,6 +28,8 @@ _PROBE = (
     {"role": "user", "content": "naïve 🙂 text"},
 )
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_UNRENDERED = frozenset({"role", "type", "id", "tool_call_id"})
+"""Fields of messages and tools that templates may leave out."""
 
 
 class Renderer:
@@ -42,8 +48,12 @@ class Renderer:
         self._special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
         longest_first = sorted(self._special_ids, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)))
+        # Marks of tool calls are text to whoever reads an answer, also where the tokenizer has them as special tokens.
+        self._hidden = frozenset(token_id for content, token_id in self._special_ids.items() if content not in (OPEN, CLOSE))
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._generation_prompt = self._find_generation_prompt()
+        self.tool_support = find_tool_support(lambda messages, tools: self._apply_template(messages, tools, add_generation_prompt=True))
+        self.describe_token = TokenText(tokenizer).describe
         self._check_against_tokenizer()
 
     @classmethod
@@ -51,24 +61,26 @@ class Renderer:
         """The renderer of a model folder (see models.catalog.obtain)."""
         return cls(load_tokenizer(path), eos_token_ids(path))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Prompt ids for messages of ``role`` and text ``content``, ending where the answer begins.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Prompt ids for messages in OpenAI's form (``content`` is text), ending where the answer begins.
 
         A conversation that goes on from an earlier prompt starts with that prompt's ids, unless the template itself rewrites earlier turns.
-        Raises InvalidRequestError where the template refuses the messages (the order of roles, say).
+        Raises InvalidRequestError where the template refuses the messages (the order of roles, say), UnsupportedFeatureError where it has no place
+        for the tools, calls or results among them.
         """
-        mask = _unused_character(messages)
-        masked = [{"role": message["role"], "content": self._mask(message["content"], mask)} for message in messages]
+        self._check_tools(messages, tools)
+        mask = _unused_character(messages, tools)
+        masked, masked_tools = (_map_texts(part, lambda text: self._mask(text, mask)) for part in (_for_template(messages), tools))
         try:
-            text = self._apply_template(masked, add_generation_prompt=True)
-        except TemplateError as error:
+            text = self._apply_template(masked, masked_tools, add_generation_prompt=True)
+        except (TemplateError, *TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"This model's chat template does not accept these messages: {error}", param="messages") from error
         return tuple(self._encode(text, mask))
 
-    def fewest_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+    def fewest_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
         """A number of tokens that ``render`` will at least give, without encoding anything: no token stands for more characters than the longest
         in the vocabulary, and every message takes one. Encoding millions of characters holds up the whole process, whatever thread does it."""
-        return max(len(messages), sum(len(message["content"]) for message in messages) // self._longest_token)
+        return max(len(messages), (_characters(messages) + _characters(tools)) // self._longest_token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """The ids of plain text, outside any conversation."""
@@ -76,11 +88,29 @@ class Renderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special ones. Incomplete characters come out as U+FFFD."""
-        decoded: str = self._encoder.decode(list(token_ids), skip_special_tokens=True)
+        decoded: str = self._encoder.decode([i for i in token_ids if i not in self._hidden], skip_special_tokens=False)
         return decoded
 
-    def _apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    def _check_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+        if tools and not self.tool_support.shows_tools:
+            raise UnsupportedFeatureError(
+                "This model's chat template has no place for tools: they would never reach the model. Send no 'tools' (or tool_choice 'none'), "
+                "describe them in the system message, or ask the operator for a model whose template takes tools.",
+                param="tools",
+            )
+        if not self.tool_support.carries_calls and any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+            raise UnsupportedFeatureError(
+                "This model's chat template has no place for tool calls and their results: they would be lost on the way to the model. Send them as "
+                "text of user and assistant messages, or ask the operator for a model whose template takes tools.",
+                param="messages",
+            )
+
+    def _apply_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool
+    ) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
         return text
 
     def _mask(self, text: str, mask: str) -> str:
@@ -131,7 +161,45 @@ class Renderer:
             )
 
 
-def _unused_character(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A private-use character that occurs in none of the messages."""
-    used = {character for message in messages for character in message["content"] if ord(character) >= _PRIVATE_USE.start}
+def _for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Templates write the arguments of a tool call as JSON, and so take them as objects; OpenAI's contract has them as text."""
+    found = [dict(message) for message in messages]
+    for message in found:
+        if message.get("tool_calls"):
+            calls = [(call, call["function"]) for call in message["tool_calls"]]
+            message["tool_calls"] = [{**call, "function": {**f, "arguments": json.loads(f["arguments"])}} for call, f in calls]
+    return found
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """``value`` with every text in it changed, keys of objects too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_texts(item, change) for item in value]
+    return value
+
+
+def _unused_character(*values: Any) -> str:
+    """A private-use character that occurs in none of the texts."""
+    used: set[str] = set()
+
+    def look(text: str) -> str:
+        used.update(character for character in text if ord(character) >= _PRIVATE_USE.start)
+        return text
+
+    _map_texts(values, look)
     return next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts that a template will render."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(item) for key, item in value.items() if key not in _UNRENDERED)
+    if isinstance(value, (list, tuple)):
+        return sum(map(_characters, value))
+    return 0

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from online_sao.algorithm.advantages import monte_carlo_returns
 from online_sao.algorithm.diagnostics import entropy, explained_variance
 from online_sao.algorithm.losses import anchor_loss, policy_loss, value_loss
 from online_sao.algorithm.recipes import CreditInputs, Recipe
-from online_sao.errors import OnlineSAOError
+from online_sao.errors import OnlineSAOError, PolicyStoreError
 from online_sao.experience.batching import PackedMicrobatch, TrainBatch
 from online_sao.learner import state as learner_state
 from online_sao.learner.layout import by_microbatch, by_trajectory
@@ -233,14 +234,37 @@ class Learner:
                         if ".lora_B." in name:
                             parameter.zero_()
                 else:
-                    adapter = read_adapter(adapter_dir)
-                    check_fits(self._backbone.pristine, adapter)
-                    for name, (a, b) in self._backbone.adapter("policy").matrices.items():
-                        a.copy_(adapter.matrices[name][0])
-                        b.copy_(adapter.matrices[name][1])
+                    self._copy_adapter(adapter_dir)
             yield
         finally:
             self._assign(parameters, kept)
+
+    def stand_on_published(self, adapter_dir: Path, value_from: Path | None) -> None:
+        """The policy of a published adapter with fresh optimisers, and the value model of a saved state (None: an untrained one).
+
+        Raises PolicyStoreError if the adapter cannot be read or does not fit, ConfigurationError as ``load``. Then nothing has changed.
+        """
+        before = self.snapshot()
+        fresh = self._initial
+        if value_from is not None:
+            saved = learner_state.read(value_from, self.identity)
+            fresh = replace(fresh, value=saved.value, window=saved.window, updates=saved.updates)
+        try:
+            self.restore(fresh)
+            self._copy_adapter(adapter_dir)
+        except BaseException:
+            self.restore(before)
+            raise
+
+    @torch.no_grad()
+    def _copy_adapter(self, adapter_dir: Path) -> None:
+        adapter = read_adapter(adapter_dir)
+        check_fits(self._backbone.pristine, adapter)
+        for name, (a, b) in self._backbone.adapter("policy").matrices.items():
+            if name not in adapter.matrices or adapter.matrices[name][0].shape != a.shape:
+                raise PolicyStoreError(f"The adapter in {adapter_dir} was made with another LoRA rank: set policy.lora_rank back to it.")
+            a.copy_(adapter.matrices[name][0])
+            b.copy_(adapter.matrices[name][1])
 
     def served_digest(self) -> tuple[float, ...]:
         """Fingerprint of the weights an engine serves once it has merged this policy."""

@@ -1,7 +1,8 @@
 """Where the learner stands: brought up to date at start, and loaded whenever the database says it stands elsewhere.
 
 Owns the rule of docs/design.md §7.3 that checkpoints newer than the database are applied before anything is claimed, and that those of a discarded
-update are removed. Knows nothing of batches.
+update are removed; and what a learner stands on whose checkpoint has been pruned: how far one can roll back is for the policy store to say, not for
+the few checkpoints that are kept. Knows nothing of batches.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import time
 from pathlib import Path
 
-from online_sao.errors import ConfigurationError
+from online_sao.errors import ConfigurationError, PolicyStoreError
 from online_sao.learner.checkpoints import Checkpoint, Checkpoints
 from online_sao.learner.learner import Learner
 from online_sao.publishing import lifecycle, policy_store, publisher
@@ -34,6 +35,8 @@ class LearnerRecovery:
         self._compute = compute
         self._checkpoints = checkpoints
         self._store = store
+        self.note: str | None = None
+        """What an operator should know of where the learner stands: what it had to do without. None: nothing."""
 
     async def run(self) -> Head:
         """Apply committed updates the database does not know, release dead claims, load the head. Raises ConfigurationError as ``stand_on``."""
@@ -49,18 +52,43 @@ class LearnerRecovery:
         return await self.stand_on(row)
 
     async def stand_on(self, row: LearnerRow) -> Head:
-        """Load the state of the head that ``row`` names. Raises ConfigurationError if its checkpoint is missing or of another model."""
+        """Load the state of the head that ``row`` names: its checkpoint, or where that is gone the published version with fresh optimisers and
+        the newest value model there is. Raises ConfigurationError if neither can be had, or they are of another model."""
+        self.note = None
         if row.head_update == 0:
             await self._compute.run(self._learner.reset)
-        else:
-            checkpoint = await self._compute.run(lambda: self._checkpoints.get(row.head_update))
-            if checkpoint is None:
-                raise ConfigurationError(
-                    f"The learner stands on update {row.head_update}, but its checkpoint is not among those in storage.data_dir. "
-                    "Restore the folder from a backup, or start again with an empty storage.data_dir."
-                )
-            await self._compute.run(lambda: self._learner.load(checkpoint.folder))
+        elif not await self._compute.run(lambda: self._load(self._checkpoints.get(row.head_update))):
+            await self._compute.run(lambda: self._stand_on_published(row.head_version, row.head_update))
         return Head(row.lineage_epoch, row.head_version)
+
+    def _load(self, checkpoint: Checkpoint | None) -> bool:
+        """False: there is none, or it cannot be read."""
+        if checkpoint is None:
+            return False
+        try:
+            self._learner.load(checkpoint.folder)
+        except ConfigurationError:
+            raise
+        except Exception:
+            logger.exception("the checkpoint of update %d cannot be read", checkpoint.update_number)
+            return False
+        return True
+
+    def _stand_on_published(self, version: int, update: int) -> None:
+        folder = policy_store.version_dir(self._store, version)
+        # Loaded for its value model only; the last one that can be read stays.
+        value_from = next((kept for kept in reversed(self._checkpoints.all()) if kept.update_number != update and self._load(kept)), None)
+        try:
+            policy_store.verify(folder, base_digest=self._learner.identity.base_digest)
+            self._learner.stand_on_published(folder, value_from.folder if value_from is not None else None)
+        except PolicyStoreError as error:
+            raise ConfigurationError(
+                f"The learner stands on version {version}, but the checkpoint of update {update} is gone, and the published version cannot take its "
+                f"place: {error.message}. Roll back to another version, or restore storage.data_dir from a backup."
+            ) from error
+        value = f"the value model of update {value_from.update_number}" if value_from is not None else "an untrained value model"
+        self.note = f"standing on version {version} as published, with fresh optimisers and {value}: the checkpoint of update {update} is gone"
+        logger.warning("%s", self.note)
 
     async def _apply(self, checkpoint: Checkpoint) -> None:
         update = CommittedUpdate.from_json(checkpoint.manifest)

@@ -19,7 +19,7 @@ import torch
 
 from online_sao.algorithm.recipes import Recipe, recipe
 from online_sao.config import Settings
-from online_sao.errors import ConfigurationError, LeaseLostError
+from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError
 from online_sao.learner.learner import Learner
 from online_sao.models.catalog import obtain
 from online_sao.runtime.background import Background
@@ -33,12 +33,15 @@ logger = logging.getLogger(__name__)
 
 SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
 PARENT_POLL_SECONDS = 0.5
+LEASE_HELD_EXIT = 3
+"""Exit code where another learner has this database: it may be gone the next time. What cannot work however often it is tried ends with 2."""
 
 
 def run(settings: Settings) -> NoReturn:
-    """Learn until SIGTERM, SIGINT or the end of the supervisor, then end the process: exit code 0 after a clean stop, 1 if the lease was lost.
+    """Learn until SIGTERM, SIGINT or the end of the supervisor, then end the process: exit code 0 after a clean stop, 1 if the lease was lost or
+    something failed, 3 if another learner holds it.
 
-    Raises ConfigurationError where the settings cannot work: another learner runs, the schema is not current, checkpoints of another model.
+    Raises ConfigurationError where the settings or the data cannot work: the schema is not current, checkpoints are of another model or gone.
     """
     if settings.learning.niceness:
         os.nice(settings.learning.niceness)
@@ -46,6 +49,9 @@ def run(settings: Settings) -> NoReturn:
     compute = Background()
     try:
         code = asyncio.run(_live(settings, compute))
+    except LeaseHeldError as error:
+        logger.error("%s", error.message)
+        code = LEASE_HELD_EXIT
     except ConfigurationError:
         raise
     except Exception:

@@ -6,7 +6,7 @@ Produces: update rows, checkpoints, STAGED policy versions and their files, TRAI
 A turn, and what it waits for:
 
     1. not paused          waits for ``resume`` (an operator; after a failed self-check too)
-    2. standing on head    loads the head's checkpoint where a rollback has moved it
+    2. standing on head    loads the head where a rollback has moved it: its checkpoint, or the published version where that was pruned
     3. self-check          unchecked probes against the learner's own logprobs; a difference pauses the learner
     4. claim               waits for batch_size scored trajectories, or for a smaller batch to come of age
     5. update              targets, value updates, advantages, policy update, in a thread; a stop discards it and releases the claim
@@ -110,7 +110,7 @@ class LearningCycle:
             return True
         batch = await claim_batch(self._database, self._rules, self._head)
         if batch is None:
-            self._status.set("waiting", None)
+            self._status.set("waiting", self._recovery.note)
             return False
         await self._learn(batch)
         return True
@@ -200,7 +200,7 @@ class LearningCycle:
         except LeaseLostError:
             await self._compute.run(lambda: self._checkpoints.remove(number))
             raise
-        self._head = Head(batch.head.lineage_epoch, version)
+        self._head, self._recovery.note = Head(batch.head.lineage_epoch, version), None
         await self._compute.run(lambda: self._checkpoints.prune(self._settings.learning.keep_checkpoints))
         logger.info(
             "update %d: %d trajectories, version %d staged (%.1f s)", number, len(batch.trajectories), version, update.finished_at - update.started_at

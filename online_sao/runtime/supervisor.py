@@ -1,4 +1,8 @@
-"""Keeps the learner process alive beside the server. Owns its start, restarts with back-off and end; knows nothing of what it learns."""
+"""Keeps the learner process alive beside the server. Owns its start, restarts with back-off and end; knows nothing of what it learns.
+
+A child that ends because it cannot work as it was asked to (exit code 2: settings or data that no restart changes) is not started again until
+somebody has changed something and says so with ``retry``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,9 @@ HEALTHY_SECONDS = 60.0
 TERMINATE_SECONDS = 2.5
 """What a child is given between SIGTERM and SIGKILL. It may be inside an update; any instant is safe to be killed at."""
 
+FATAL_EXIT = 2
+"""The command line's exit code for what cannot run as asked."""
+
 LEARNER_COMMAND = (sys.executable, "-m", "online_sao.cli", "learn")
 
 
@@ -35,6 +42,8 @@ class Supervisor:
         self._next_start = 0.0
         self._stopping = False
         self.restarts = 0
+        self.gave_up = False
+        """The child cannot work, and is left alone until ``retry``."""
 
     @property
     def pid(self) -> int | None:
@@ -42,7 +51,7 @@ class Supervisor:
 
     async def poll(self) -> None:
         """Start the child where there is none and its delay is over; notice one that has ended."""
-        if self._stopping:
+        if self._stopping or self.gave_up:
             return
         now = time.monotonic()
         if self._process is not None:
@@ -50,6 +59,13 @@ class Supervisor:
             if code is None:
                 return
             self._process = None
+            if code == FATAL_EXIT:
+                self.gave_up = True
+                logger.critical(
+                    "the learner cannot work as it is set up, and is not started again: its last lines above say why. Change what they name, "
+                    "then resume the learner, roll back, or restart the server. Serving goes on."
+                )
+                return
             self.restarts += 1
             if now - self._started_at >= HEALTHY_SECONDS:
                 self._delay = FIRST_DELAY_SECONDS
@@ -63,6 +79,11 @@ class Supervisor:
             environment = {**os.environ, **self._environment, "ONLINE_SAO_SUPERVISOR_PID": str(os.getpid())}
             self._process = subprocess.Popen(self._command, env=environment, process_group=0, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
             logger.info("learner started (pid %d)", self._process.pid)
+
+    def retry(self) -> None:
+        """Something has changed: a child that was given up is started again at the next poll."""
+        if self.gave_up:
+            self.gave_up, self._delay, self._next_start = False, FIRST_DELAY_SECONDS, 0.0
 
     def terminate(self) -> None:
         """Ask the child to end, and start it no more. Returns at once."""

@@ -15,6 +15,7 @@ from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import InteractionRow
 
 ERASED = "erased"
+RETENTION = "erased: older than retention.interactions_days"
 
 
 class ErasureService:
@@ -37,8 +38,14 @@ class ErasureService:
         async with self._database.write() as session:
             return await self._erase(session, await interactions.by_user(session, user, lock=True))
 
-    async def _erase(self, session: Session, rows: Sequence[InteractionRow]) -> int:
-        await interactions.erase_content(session, rows)
+    async def erase_older(self, seconds: float, limit: int = 200) -> int:
+        """Erase at most ``limit`` interactions asked for more than ``seconds`` ago, oldest first. Returns how many; 0: none is left."""
+        async with self._database.write() as session:
+            return await self._erase(session, await interactions.stored_before(session, self._clock() - seconds, limit), RETENTION)
+
+    async def _erase(self, session: Session, rows: Sequence[InteractionRow], reason: str = ERASED) -> int:
+        now = self._clock()
+        await interactions.erase_content(session, rows, now)
         found = await trajectories.by_interactions(session, [row.id for row in rows], lock=True)
-        await lifecycle.expire(session, list(found.values()), ERASED, self._clock())
+        await lifecycle.expire(session, list(found.values()), reason, now)
         return len(rows)

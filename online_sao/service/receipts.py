@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from online_sao.publishing.rollback import described
 from online_sao.storage.repositories import receipts
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Session
@@ -80,6 +81,8 @@ def _outcome(rows: ReceiptRows) -> _Outcome:
         at = rows.replacement.created_at if rows.replacement else feedback.created_at
         return _Outcome(ReceiptStatus.SUPERSEDED, f"replaced by {feedback.superseded_by}", at)
     if trajectory is None:
+        if interaction.erased_at is not None:
+            return _Outcome(ReceiptStatus.NOT_TRAINABLE, "erased", max(feedback.created_at, interaction.erased_at))
         if not interaction.stored:
             return _Outcome(ReceiptStatus.NOT_TRAINABLE, "store_false", feedback.created_at)
         if interaction.status == InteractionStatus.GENERATING:
@@ -101,9 +104,16 @@ def _of_trajectory(state: TrajectoryState, trajectory: TrajectoryRow, rows: Rece
     if state is TrajectoryState.REJECTED:
         return _Outcome(ReceiptStatus.REJECTED, trajectory.reason, at, used=True)
     version = rows.version
-    if rows.abandoned:
-        return _Outcome(ReceiptStatus.ROLLED_BACK, f"policy version {version.version} was rolled back" if version else None, at, used=True)
+    if rows.abandoned and version is not None:
+        return _rolled_back(version.version, at, rows)
     if version is not None and version.activated_at is not None:
         return _Outcome(ReceiptStatus.LIVE, None, max(at, version.activated_at), used=True)
     failed = version is not None and version.state == VersionState.FAILED
     return _Outcome(ReceiptStatus.TRAINED, f"policy version failed: {version.reason}" if failed and version else None, at, used=True)
+
+
+def _rolled_back(version: int, at: float, rows: ReceiptRows) -> _Outcome:
+    done = rows.rollback
+    if done is None:
+        return _Outcome(ReceiptStatus.ROLLED_BACK, f"policy version {version} was rolled back", at, used=True)
+    return _Outcome(ReceiptStatus.ROLLED_BACK, described(version, done.to_version, done.reason), max(at, done.created_at), used=True)

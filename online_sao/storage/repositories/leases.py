@@ -16,7 +16,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from online_sao.errors import ConfigurationError, LeaseLostError
+from online_sao.errors import LeaseHeldError, LeaseLostError
 from online_sao.storage.tables import LeaseRow
 
 LeaseName = Literal["serving", "learner"]
@@ -30,18 +30,18 @@ def new_owner() -> str:
 
 
 async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float) -> None:
-    """Take the lease. Raises ConfigurationError, naming the holder, while a live process holds it."""
+    """Take the lease. Raises LeaseHeldError, naming the holder, while a live process holds it."""
     row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name).with_for_update())).one_or_none()
     if row is None:
         try:
             async with session.begin_nested():
                 session.add(LeaseRow(name=name, owner=owner, expires_at=now + LEASE_SECONDS))
         except IntegrityError as error:
-            raise ConfigurationError(f"Another process has just become the {name} process of this database.") from error
+            raise LeaseHeldError(f"Another process has just become the {name} process of this database.") from error
         return
     if row.owner != owner and row.expires_at > now and not is_dead(row.owner):
         host, pid, _ = row.owner.rsplit(":", 2)
-        raise ConfigurationError(
+        raise LeaseHeldError(
             f"Process {pid} on {host} is already the {name} process of this database (its lease ends in {row.expires_at - now:.0f} s). "
             "Stop it, or give this one a data_dir or database_url of its own."
         )

@@ -11,13 +11,13 @@ from sqlalchemy.orm import aliased, load_only
 
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.repositories.interactions import WITHOUT_CONTENT
-from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, TrajectoryRow, UpdateRow
+from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, RollbackRow, TrajectoryRow, UpdateRow
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRows:
     """Everything a receipt is derived from. ``interaction`` carries no content columns. ``replacement`` is the score that took this one's place;
-    ``version`` the one ``update`` published; ``abandoned``: that version is not on the learner's lineage any more."""
+    ``version`` the one ``update`` published; ``abandoned``: that version is not on the learner's lineage any more, since ``rollback``."""
 
     feedback: FeedbackRow
     interaction: InteractionRow
@@ -26,6 +26,7 @@ class ReceiptRows:
     version: PolicyVersionRow | None = None
     replacement: FeedbackRow | None = None
     abandoned: bool = False
+    rollback: RollbackRow | None = None
 
 
 async def load(session: AsyncSession, feedback_ids: Sequence[str]) -> list[ReceiptRows]:
@@ -42,17 +43,42 @@ async def load(session: AsyncSession, feedback_ids: Sequence[str]) -> list[Recei
         .where(FeedbackRow.id.in_(feedback_ids))
     )
     found = (await session.execute(query)).all()
-    abandoned = await _abandoned(session, {version.version: version.lineage_epoch for *_, version, _ in found if version is not None})
+    left = await _abandoned(session, {version.version: version.lineage_epoch for *_, version, _ in found if version is not None})
     return [
-        ReceiptRows(feedback, interaction, trajectory, update, version, newer, version is not None and version.version in abandoned)
+        ReceiptRows(
+            feedback,
+            interaction,
+            trajectory,
+            update,
+            version,
+            newer,
+            abandoned=version is not None and version.version in left,
+            rollback=left.get(version.version) if version is not None else None,
+        )
         for feedback, interaction, trajectory, update, version, newer in found
     ]
 
 
-async def _abandoned(session: AsyncSession, epochs: dict[int, int]) -> set[int]:
-    """Which of the versions a rollback left behind: of an older epoch, and not an ancestor of what the learner stands on now."""
+async def _abandoned(session: AsyncSession, epochs: dict[int, int]) -> dict[int, RollbackRow | None]:
+    """Which of the versions (→ their epochs) a rollback left behind, and which rollback that was."""
     if not epochs:
-        return set()
+        return {}
     row = await learner.get(session)
-    older = {version for version, epoch in epochs.items() if epoch < row.lineage_epoch}
-    return older - set(await policies.lags(session, row.head_version)) if older else set()
+    left = await policies.off_lineage(session, epochs, head=row.head_version, lineage_epoch=row.lineage_epoch)
+    if not left:
+        return {}
+    done = await policies.rollbacks(session)
+    lineages: dict[int, dict[int, int]] = {}
+    for to_version in {rollback.to_version for rollback in done if rollback.lineage_epoch > min(epochs[version] for version in left)}:
+        lineages[to_version] = await policies.lags(session, to_version)
+    return {version: _left_by(version, epochs[version], done, lineages) for version in left}
+
+
+def _left_by(version: int, epoch: int, done: Sequence[RollbackRow], lineages: dict[int, dict[int, int]]) -> RollbackRow | None:
+    """Since which rollback (``done``: newest first) the version has been off the lineage without a break: going forward to it again is one."""
+    since = None
+    for rollback in done:
+        if rollback.lineage_epoch <= epoch or version in lineages[rollback.to_version]:
+            break
+        since = rollback
+    return since

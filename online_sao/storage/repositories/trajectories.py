@@ -12,6 +12,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import LeaseLostError, LifecycleError
+from online_sao.storage.repositories import learner, policies
 from online_sao.storage.repositories.interactions import to_record
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
 from online_sao.types import Interaction, TrajectoryState
@@ -32,12 +33,15 @@ async def create(
 ) -> TrajectoryRow:
     """The trajectory of a completed interaction: PENDING until ``deadline_at``, or NOT_TRAINABLE with the reason.
 
-    An interaction that keeps no tokens (``store: false``, or erased meanwhile) is never trainable, whatever the caller says.
+    An interaction that keeps no tokens (``store: false``, or erased meanwhile) is never trainable, whatever the caller says; nor is one that was
+    sampled, in part, from a version rolled back meanwhile.
     """
-    reason = not_trainable_reason
+    versions = [version for _start, _end, version in interaction.version_spans or ()]
+    reason = "erased" if interaction.erased_at is not None else not_trainable_reason
     if reason is None and (not interaction.stored or interaction.token_ids is None):
         reason = "store_false"
-    versions = [version for _start, _end, version in interaction.version_spans or ()]
+    if reason is None:
+        reason = await _rolled_back_meanwhile(session, versions)
     row = TrajectoryRow(
         interaction_id=interaction.id,
         state=TrajectoryState.PENDING if reason is None else TrajectoryState.NOT_TRAINABLE,
@@ -55,6 +59,14 @@ async def create(
     session.add(row)
     await session.flush()
     return row
+
+
+async def _rolled_back_meanwhile(session: AsyncSession, versions: Collection[int]) -> str | None:
+    head = await learner.get(session)
+    if head.lineage_epoch == 0:  # nothing has ever been rolled back
+        return None
+    left = await policies.off_lineage(session, versions, head=head.head_version, lineage_epoch=head.lineage_epoch)
+    return f"policy version {min(left)} was rolled back" if left else None
 
 
 async def get(session: AsyncSession, trajectory_id: int, *, lock: bool = False) -> TrajectoryRow:
