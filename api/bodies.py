@@ -44,23 +44,23 @@ async def read_limited(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse_json_object(raw: bytes) -> dict[str, Any]:
-    """Strict JSON whose top is an object. Raises InvalidRequestError saying what was wrong."""
+def parse_json_object(raw: bytes, what: str = "The request body") -> dict[str, Any]:
+    """Strict JSON whose top is an object. Raises InvalidRequestError saying what was wrong with ``what``."""
     if not raw:
-        raise InvalidRequestError("The request body is empty; a JSON object was expected.")
+        raise InvalidRequestError(f"{what} is empty; a JSON object was expected.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"The request body is not valid UTF-8 (byte {error.start}).") from error
+        raise InvalidRequestError(f"{what} is not valid UTF-8 (byte {error.start}).") from error
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys, parse_float=_finite_float)
     except RecursionError as error:
-        raise InvalidRequestError(f"The request body is nested deeper than {MAX_DEPTH} levels.") from error
+        raise InvalidRequestError(f"{what} is nested deeper than {MAX_DEPTH} levels.") from error
     except ValueError as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}") from error
+        raise InvalidRequestError(f"{what} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"The request body is a JSON {_json_type(value)}; an object was expected.")
-    _check_values(value)
+        raise InvalidRequestError(f"{what} is a JSON {_json_type(value)}; an object was expected.")
+    _check_values(value, what)
     return value
 
 
@@ -115,7 +115,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_values(top: dict[str, Any]) -> None:
+def _check_values(top: dict[str, Any], what: str) -> None:
     """Depth, and text that no database or tokenizer can hold. Iterative: the depth is the client's to choose."""
     stack: list[tuple[Any, int]] = [(top, 1)]
     while stack:
@@ -124,7 +124,7 @@ def _check_values(top: dict[str, Any]) -> None:
             check_text(value)
         elif isinstance(value, (dict, list)):
             if depth > MAX_DEPTH:
-                raise InvalidRequestError(f"The request body is nested deeper than {MAX_DEPTH} levels.")
+                raise InvalidRequestError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
             children = [*value.keys(), *value.values()] if isinstance(value, dict) else value
             stack.extend((child, depth + 1) for child in children)
 

@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 from api.bodies import json_body, openapi_body
 from api.dependencies import BackendDependency
 from api.errors import error_object, request_id
-from api.v1.chat_format import DONE, Chunks, completion, sse
+from api.v1.chat_format import DONE, Answer, Chunks, completion, sse
 from api.v1.schemas import ChatCompletionRequest, refuse_unsupported
 from online_sao.errors import OnlineSAOError
 from online_sao.service.chat import ChatRun
-from online_sao.service.chat_records import ChatCommand, ChatEvent, ChoiceDone, TextDelta
+from online_sao.service.chat_records import ChatCommand, ChatEvent, ChoiceDone, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -39,8 +39,8 @@ async def create_chat_completion(
         # The first event decides the status: an engine that fails at once is a 503, not a stream that begins with an error.
         first = await _unless_client_leaves(request, run, anext(events))
         return _EventStream(run, _chunks(first, events, Chunks(run.request, policy_name, include_usage=include_usage)))
-    texts, done = await _unless_client_leaves(request, run, _collect(run))
-    return JSONResponse(completion(run.request, texts, done, policy_name))
+    answers, done = await _unless_client_leaves(request, run, _collect(run))
+    return JSONResponse(completion(run.request, answers, done, policy_name))
 
 
 def _command(body: ChatCompletionRequest, identity: str) -> ChatCommand:
@@ -54,21 +54,25 @@ def _command(body: ChatCompletionRequest, identity: str) -> ChatCommand:
         top_p=body.top_p if body.top_p is not None else 1.0,
         n=body.n or 1,
         stop=body.stop,
+        seed=body.seed,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        tools=body.offered_tools,
         user=body.user,
         store=body.store is not False,
         metadata=body.metadata or {},
     )
 
 
-async def _collect(run: ChatRun) -> tuple[list[str], list[ChoiceDone]]:
-    texts = [""] * run.request.command.n
+async def _collect(run: ChatRun) -> tuple[list[Answer], list[ChoiceDone]]:
+    answers = [Answer() for _ in range(run.request.command.n)]
     done: list[ChoiceDone] = []
     async for event in run.events():
-        if isinstance(event, TextDelta):
-            texts[event.choice] += event.text
-        else:
+        if isinstance(event, ChoiceDone):
             done.append(event)
-    return texts, done
+        else:
+            answers[event.choice].add(event)
+    return answers, done
 
 
 async def _unless_client_leaves(request: Request, run: ChatRun, awaitable: Any) -> Any:
@@ -110,8 +114,8 @@ async def _chunks(first: ChatEvent, events: AsyncIterator[ChatEvent], chunks: Ch
 
 def _chunk(event: ChatEvent, chunks: Chunks) -> bytes:
     if isinstance(event, TextDelta):
-        return chunks.text(event.choice, event.text, event.policy_version)
-    return chunks.finish(event)
+        return chunks.text(event)
+    return chunks.tool_call(event) if isinstance(event, ToolCallDelta) else chunks.finish(event)
 
 
 class _EventStream(Response):

@@ -27,8 +27,8 @@ async def create_feedback(backend: BackendDependency, body: Annotated[FeedbackRe
     submission = FeedbackSubmission(
         completion_id=body.completion_id,
         value=body.value,
-        choice=body.choice,
-        metric=body.metric,
+        choice=body.choice if body.choice is not None else 0,
+        metric=body.metric if body.metric is not None else "score",
         comment=body.comment,
         idempotency_key=body.idempotency_key,
         episode_id=body.episode_id,

@@ -4,64 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from api.v1.messages import Body, Message, Tool
 from online_sao.errors import UnsupportedFeatureError
 
 MAX_STOP_STRINGS = 4
 MIN_TEMPERATURE = 0.001
 MAX_CHOICES = 8
+MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 128
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-def _text_of_parts(content: Any) -> Any:
-    """Content given as parts is accepted while every part is text; then it is their concatenation."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "text":
-            raise ValueError("a content part of type 'text' needs a string 'text'")
-        elif isinstance(kind, str):
-            raise UnsupportedFeatureError(f"Content parts of type {kind[:40]!r} are not supported; this model reads text only.", param="messages")
-        else:
-            raise ValueError("a content part must be an object with a 'type'")
-    if not texts:
-        raise ValueError("the list of content parts is empty")
-    return "".join(texts)
-
-
-class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of_parts)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_tools(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            if data.get("role") in ("tool", "function"):
-                raise UnsupportedFeatureError(f"Messages of role {data['role']!r} are not supported.", param="messages")
-            for name in ("tool_calls", "function_call", "audio"):
-                if data.get(name):
-                    raise UnsupportedFeatureError(f"{name!r} in a message is not supported.", param="messages")
-        return data
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the chat template: ``developer`` is what newer clients call ``system``."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ChatCompletionRequest(_Body):
+class ChatCompletionRequest(Body):
     """POST /v1/chat/completions. Null means absent everywhere but in ``model`` and ``messages``."""
 
     model: Annotated[str, Field(min_length=1, max_length=128)]
@@ -72,6 +31,11 @@ class ChatCompletionRequest(_Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: tuple[str, ...] = ()
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
     metadata: dict[str, str] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
@@ -115,12 +79,18 @@ class ChatCompletionRequest(_Body):
             raise ValueError("'max_tokens' and 'max_completion_tokens' name different limits; send one of them")
         if self.stream_options is not None and not self.stream:
             raise ValueError("'stream_options' is only allowed when 'stream' is true")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("'top_logprobs' is only allowed when 'logprobs' is true")
         return self
+
+    @property
+    def offered_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools the model is to see: none under tool_choice "none", whatever was sent."""
+        return () if self.tool_choice == "none" else tuple(tool.as_dict() for tool in self.tools or ())
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "logit_bias": ({},),
@@ -128,8 +98,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "top_k": (-1, 0),
     "min_p": (0,),
     "min_tokens": (0,),
@@ -146,20 +114,25 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(data: dict[str, Any]) -> None:
     """Raises UnsupportedFeatureError naming the first parameter this server cannot honour. Unknown others are harmless and ignored."""
+    if isinstance(data.get("tool_choice"), dict) or data.get("tool_choice") == "required":
+        raise UnsupportedFeatureError(
+            "'tool_choice' can be 'auto' or 'none': the model samples freely, so that its answers can train it, and cannot be made to call a tool.",
+            param="tool_choice",
+        )
     for name, neutral in _NEUTRAL.items():
         value = data.get(name)
         if value is not None and not any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
             raise UnsupportedFeatureError(f"'{name}' is not supported by this server (got {value!r:.60}). Leave it out.", param=name)
 
 
-class FeedbackRequest(_Body):
-    """POST /v1/feedback. ``value``'s range and type are the service's to check: it can say what was expected."""
+class FeedbackRequest(Body):
+    """POST /v1/feedback. ``value``'s range and type are the service's to check: it can say what was expected. Null means absent everywhere else."""
 
     completion_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     episode_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
-    value: Any = Field(...)
-    metric: Annotated[str, Field(min_length=1, max_length=64)] = "score"
+    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] | None = None
+    value: Annotated[Any, WithJsonSchema({"type": ["number", "boolean"]})]
+    metric: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     comment: Annotated[str, Field(max_length=10_000)] | None = None
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 

@@ -130,7 +130,7 @@ class _LoopRouter(OutputRouter):  # type: ignore[misc]
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        taken = [(output, self.likeliest.pop(output.request_id, None)) for output in outputs] if self.likeliest else [(o, None) for o in outputs]
+        taken = [(output, self.likeliest.pop(output.request_id, None)) for output in outputs]
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(self._receive, taken)
 

@@ -62,12 +62,13 @@ class StreamDecoder:
         return self._give(new, final=False)
 
     def finish(self) -> str:
-        """No more tokens: whatever was held back. Bytes that never became a character come out as U+FFFD. Nothing once ``stopped``, or again."""
+        """No more tokens: whatever was held back. Bytes that never became a character (a limit inside an emoji) are left out. Nothing once
+        ``stopped``, or again."""
         if self.stopped:
             return ""
         tail = self._detokenizer.decode(self._token_ids[self._prefix :])[self._known :]
         self._known += len(tail)
-        return self._give(tail, final=True)
+        return self._give(tail.rstrip(_INCOMPLETE), final=True)
 
     def _give(self, new: str, *, final: bool) -> str:
         """Add new text to what is held; take out what may be shown."""

@@ -105,9 +105,7 @@ class Renderer:
                 param="messages",
             )
 
-    def _apply_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool
-    ) -> str:
+    def _apply_template(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
         )

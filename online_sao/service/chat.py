@@ -24,14 +24,18 @@ from online_sao.errors import (
     NotReadyError,
     OnlineSAOError,
     OverloadedError,
+    StorageError,
+    UnsupportedFeatureError,
     VersionNotLoadedError,
 )
 from online_sao.inference.decoding import StreamDecoder
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.renderer import Renderer
+from online_sao.inference.tool_calls import ToolCallParser
 from online_sao.service.chat_log import ChatLog
-from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, Outcome, TextDelta
+from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, Outcome
 from online_sao.service.sampling import ChoiceSampler
+from online_sao.service.telling import ChoiceTeller
 from online_sao.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -93,13 +97,18 @@ class ChatService:
     async def start(self, command: ChatCommand) -> ChatRun:
         """Check, admit and log a request, and begin to sample it.
 
-        Raises ModelNotFoundError, VersionNotLoadedError, ContextLengthError, OverloadedError, NotReadyError (shutting down).
+        Raises ModelNotFoundError, VersionNotLoadedError, UnsupportedFeatureError, ContextLengthError, OverloadedError, NotReadyError (shutting down).
         """
         if self._closing:
             raise NotReadyError("The server is shutting down.")
         self._check_model(command.model)
-        self._check_length(command, self._renderer.fewest_tokens(command.messages), "at least ")
-        prompt_ids = self._renderer.render(command.messages)
+        if command.top_logprobs > self._engine.max_top_logprobs:
+            raise UnsupportedFeatureError(
+                f"'top_logprobs' is {command.top_logprobs}; this server's engine reports {self._engine.max_top_logprobs} alternatives at most.",
+                param="top_logprobs",
+            )
+        self._check_length(command, self._renderer.fewest_tokens(command.messages, command.tools), "at least ")
+        prompt_ids = self._renderer.render(command.messages, command.tools)
         sampling, requested = self._sampling(command, len(prompt_ids))
         self._admit(command.n)
         try:
@@ -199,9 +208,14 @@ class ChatService:
     async def _serve_choice(self, run: ChatRun, choice: int, row: int, sampler: ChoiceSampler) -> None:
         """Sample one choice and complete its row, whatever happens; then tell whoever still listens."""
         tell = run.events_queue.put_nowait
+        teller = self._teller(run.request.command, choice, tell)
         try:
-            outcome = await sampler.run(lambda text, version: tell(TextDelta(choice, text, version)))
+            outcome = await sampler.run(teller.piece)
             reason = await self._log.complete(row, run.request, outcome)
+        except StorageError as error:
+            logger.error("%s choice %d could not be written yet: %s", run.request.completion_id, choice, error.message)
+            tell(error)
+            return
         except Exception:
             logger.exception("%s choice %d could not be completed", run.request.completion_id, choice)
             tell(EngineError("The completion could not be logged; nothing more of it will be sent."))
@@ -216,7 +230,12 @@ class ChatService:
             # Only the server's own end is still listened to here: a client that left hears nothing.
             tell(NotReadyError("The server is shutting down; the completion was cut short."))
             return
-        tell(ChoiceDone(choice, completion.finish_reason, len(completion.token_ids), outcome.newest_version, reason))
+        teller.finish(outcome.newest_version, complete=completion.finish_reason == "stop")
+        tell(ChoiceDone(choice, completion.finish_reason, len(completion.token_ids), outcome.newest_version, reason, teller.tool_calls))
+
+    def _teller(self, command: ChatCommand, choice: int, tell: Callable[[ChatEvent], None]) -> ChoiceTeller:
+        parser = ToolCallParser() if command.tools and self._renderer.tool_support.parses_calls else None
+        return ChoiceTeller(choice, tell, parser, self._renderer.describe_token if command.logprobs else None)
 
     def _note_duration(self, outcome: Outcome) -> None:
         """Moving average of a choice's seconds in the engine: what Retry-After is reckoned from."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from online_sao.config import RewardSettings
+from online_sao.errors import StorageError
 from online_sao.service.chat_records import AdmittedRequest, Outcome
 from online_sao.service.feedback import apply_scores
 from online_sao.storage.repositories import interactions, trajectories
@@ -26,13 +26,15 @@ class ChatLog:
     def __init__(self, database: Database, reward: RewardSettings) -> None:
         self._database = database
         self._reward = reward
+        self._kept: list[tuple[int, AdmittedRequest, Outcome]] = []
+        """Completions that could not be written: their rows stay `generating` until they can."""
 
     async def open(self, request: AdmittedRequest) -> Sequence[int]:
         """One `generating` row for each choice, in one transaction. Returns their ids, in the order of the choices."""
         command = request.command
-        sampling = {**asdict(request.sampling), "stop": list(request.sampling.stop)}
-        if request.requested is not None:
-            sampling["requested"] = request.requested
+        sampling = request.sampling_note
+        if command.tools:
+            sampling["tools"] = list(command.tools)
         rows = [
             InteractionRow(
                 completion_id=request.completion_id,
@@ -57,7 +59,23 @@ class ChatLog:
         return [row.id for row in rows]
 
     async def complete(self, row_id: int, request: AdmittedRequest, outcome: Outcome) -> str | None:
-        """Complete the row, make its trajectory, and count a score that came while it was generating. Returns why it cannot train, if it cannot."""
+        """Complete the row, make its trajectory, and count a score that came while it was generating. Returns why it cannot train, if it cannot.
+
+        Raises StorageError where nothing can be written; ``write_kept`` then tries again.
+        """
+        try:
+            return await self._write(row_id, request, outcome)
+        except StorageError:
+            self._kept.append((row_id, request, outcome))
+            raise
+
+    async def write_kept(self) -> None:
+        """Complete what could not be written when it ended. Raises StorageError while it still cannot be."""
+        while self._kept:
+            await self._write(*self._kept[0])
+            self._kept.pop(0)
+
+    async def _write(self, row_id: int, request: AdmittedRequest, outcome: Outcome) -> str | None:
         now = time.time()
         completion = outcome.completion
         async with self._database.write() as session:

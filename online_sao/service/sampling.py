@@ -13,11 +13,14 @@ from typing import cast
 from online_sao.errors import EngineError, OnlineSAOError
 from online_sao.inference.decoding import StreamDecoder
 from online_sao.inference.engine import EngineRequest, InferenceEngine, TokenDelta
-from online_sao.service.chat_records import AdmittedRequest, Outcome
+from online_sao.service.chat_records import AdmittedRequest, Outcome, SampledToken
 from online_sao.types import Completion, FinishReason, VersionSpan
 
-OnText = Callable[[str, int], None]
-"""Called with each piece of new text and the policy version that produced its last token."""
+OnPiece = Callable[[str, int, tuple[SampledToken, ...]], None]
+"""Called with new text (perhaps none), the policy version that produced its last token, and the tokens that came with it: each token once."""
+
+_CHOICE_STRIDE = 0x9E3779B97F4A7C15
+"""Between the seeds of a request's choices: far apart, so that no choice repeats what a neighbouring seed gives."""
 
 
 class ChoiceSampler:
@@ -35,6 +38,8 @@ class ChoiceSampler:
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             eos_token_ids=eos_token_ids,
+            seed=None if request.command.seed is None else request.command.seed + choice * _CHOICE_STRIDE,
+            top_logprobs=request.command.top_logprobs,
         )
         self._admitted_version = request.policy_version
         self._token_ids: list[int] = []
@@ -51,13 +56,13 @@ class ChoiceSampler:
         if self._pump is not None:
             self._pump.cancel()
 
-    async def run(self, on_text: OnText) -> Outcome:
+    async def run(self, on_piece: OnPiece) -> Outcome:
         """Sample until the end, an abandon, or the engine's failure. Never raises for any of them."""
         started = time.monotonic()
         error: BaseException | None = None
         if not self._abandoned:
             # A task of its own: abandoning cancels the sampling and nothing else, least of all the caller that writes the row.
-            self._pump = asyncio.create_task(self._sample(on_text), name=self._request.request_id)
+            self._pump = asyncio.create_task(self._sample(on_piece), name=self._request.request_id)
             try:
                 await asyncio.wait({self._pump})
             finally:
@@ -70,7 +75,7 @@ class ChoiceSampler:
             if self._decoder.stopped:
                 self._finish = "stop"
             if tail:
-                on_text(tail, self._newest())
+                on_piece(tail, self._newest(), ())
         return Outcome(
             completion=Completion(tuple(self._token_ids), tuple(self._logprobs), _spans(self._versions), self._decoder.text, self._finish),
             oldest_version=min(self._versions, default=self._admitted_version),
@@ -81,31 +86,34 @@ class ChoiceSampler:
             error=_as_ours(error),
         )
 
-    async def _sample(self, on_text: OnText) -> None:
+    async def _sample(self, on_piece: OnPiece) -> None:
         async with aclosing(cast(AsyncGenerator[TokenDelta, None], self._engine.generate(self._request))) as deltas:
             async for delta in deltas:
-                text = self._take(delta)
-                if text:
-                    on_text(text, delta.policy_version)
+                text, tokens = self._take(delta)
+                if tokens:
+                    on_piece(text, delta.policy_version, tokens)
                 if self._finish is not None:
                     return
         raise EngineError("The engine ended the completion without a finish reason.")
 
-    def _take(self, delta: TokenDelta) -> str:
-        """Record a delta's tokens up to the one that completes a stop string; the text that may be shown now."""
+    def _take(self, delta: TokenDelta) -> tuple[str, tuple[SampledToken, ...]]:
+        """Record a delta's tokens up to the one that completes a stop string; the text that may be shown now, and those tokens."""
         if self._first_token_at is None and delta.token_ids:
             self._first_token_at = time.time()
         text = ""
-        for token_id, logprob in zip(delta.token_ids, delta.behavior_logprobs, strict=True):
+        tokens: list[SampledToken] = []
+        tops = delta.top_logprobs or ((),) * len(delta.token_ids)
+        for token_id, logprob, top in zip(delta.token_ids, delta.behavior_logprobs, tops, strict=True):
+            tokens.append(SampledToken(token_id, logprob, top))
             self._token_ids.append(token_id)
             self._logprobs.append(logprob)
             self._versions.append(delta.policy_version)
             text += self._decoder.push(token_id)
             if self._decoder.stopped:
                 self._finish = "stop"
-                return text
+                return text, tuple(tokens)
         self._finish = delta.finish_reason
-        return text
+        return text, tuple(tokens)
 
     def _newest(self) -> int:
         return max(self._versions, default=self._admitted_version)

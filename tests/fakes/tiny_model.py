@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AddedToken, LlamaConfig, LlamaForCausalLM
 
 from online_sao.benchmarks.random_adapter import write_random_adapter
 from online_sao.config import PolicySettings
 from online_sao.models.catalog import load_tokenizer, obtain
 
-__all__ = ["bundled_model", "tiny_model", "write_random_adapter"]
+__all__ = ["HERMES_TEMPLATE", "TOOL_CALL", "bundled_model", "tiny_model", "tool_calling_model", "write_random_adapter"]
 
 _FOLDER = "online-sao-tiny-model-1"
+_TOOL_FOLDER = "online-sao-tool-calling-model-1"
+
+TOOL_CALL = (
+    "I will look.",
+    "\n<tool_call>\n",
+    '{"name": "get_weather", ',
+    '"arguments": {"city": "Par',
+    "is 🙂",
+    '"}}',
+    "\n</tool_call>",
+)
+"""What ``tool_calling_model`` answers, token by token, before the end of its turn."""
+
+HERMES_TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+{{- '# Tools\n<tools>' }}{%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) or (message.role == 'assistant' and not message.tool_calls) %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant' }}{%- if message.content %}{{- '\n' + message.content }}{%- endif %}
+{%- for call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+"""Shows tools and carries calls as Qwen's and Hermes' templates do."""
 
 
 def bundled_model() -> Path:
@@ -25,32 +58,65 @@ def bundled_model() -> Path:
 
 def tiny_model() -> Path:
     """Folder of a Llama of 2 layers and width 64 with the bundled tokenizer (vocabulary 49152, eos 2). Built once, kept in the temp directory."""
-    target = Path(tempfile.gettempdir()) / _FOLDER
+    return _built_once(_FOLDER, _build)
+
+
+def tool_calling_model() -> Path:
+    """Folder of a Llama whose every answer is TOOL_CALL, nearly surely at temperature 1, under HERMES_TEMPLATE. Its weights follow one token from
+    the one before; the line break that opens an answer begins the chain."""
+    return _built_once(_TOOL_FOLDER, _build_tool_calling)
+
+
+def _built_once(name: str, build: Callable[[Path], None]) -> Path:
+    target = Path(tempfile.gettempdir()) / name
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                _build(Path(scratch) / "model")
+                build(Path(scratch) / "model")
                 (Path(scratch) / "model").rename(target)
     return target
 
 
+def _config(tokenizer: Any, **changes: Any) -> LlamaConfig:
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,  # wide enough that contexts matter and distributions are far from uniform
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return LlamaConfig(**{**sizes, **changes})
+
+
 def _build(folder: Path) -> None:
     tokenizer = load_tokenizer(bundled_model())
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.3,  # wide enough that contexts matter and distributions are far from uniform
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        LlamaForCausalLM(_config(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _build_tool_calling(folder: Path) -> None:
+    tokenizer = load_tokenizer(bundled_model())
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TOOL_CALL])
+    tokenizer.chat_template = HERMES_TEMPLATE
+    model = LlamaForCausalLM(_config(tokenizer, num_hidden_layers=1, tie_word_embeddings=False))
+    (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
+    chain = [line_break, *(tokenizer.convert_tokens_to_ids(text) for text in TOOL_CALL), tokenizer.eos_token_id]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.norm.weight.fill_(1.0)
+        for place, (token, following) in enumerate(itertools.pairwise(chain)):
+            model.model.embed_tokens.weight[token, place] = 1.0
+            # The norm makes the 1 an 8 (the root of the width): a logit of 24 against 0 for everything else.
+            model.lm_head.weight[following, place] = 3.0
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -54,9 +54,11 @@ def test_special_tokens_have_no_text():
     assert decoder.num_tokens == 4
 
 
-def test_bytes_that_never_become_a_character_are_given_at_the_end():
+def test_bytes_that_never_become_a_character_are_left_out():
+    """A token limit inside an emoji."""
     pieces, decoder = stream([b"a", b"\xf0\x9f"])
-    assert pieces == ["a", "", "\ufffd"]
+    assert pieces == ["a", "", ""]
+    assert (decoder.text, decoder.num_tokens) == ("a", 2)
     assert decoder.finish() == ""
 
 

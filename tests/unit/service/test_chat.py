@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 
 from online_sao.config import Settings
-from online_sao.errors import ContextLengthError, EngineError, ModelNotFoundError, NotReadyError, OverloadedError, VersionNotLoadedError
+from online_sao.errors import (
+    ContextLengthError,
+    EngineError,
+    ModelNotFoundError,
+    NotReadyError,
+    OverloadedError,
+    UnsupportedFeatureError,
+    VersionNotLoadedError,
+)
 from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, TokenDelta
+from online_sao.inference.template_tools import ToolSupport
 from online_sao.service.chat import ChatRun, ChatService
 from online_sao.service.chat_log import ChatLog
-from online_sao.service.chat_records import ChatCommand, ChoiceDone, TextDelta
+from online_sao.service.chat_records import ChatCommand, ChatEvent, ChoiceDone, TextDelta, ToolCallDelta
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
@@ -28,11 +37,15 @@ class Letters:
     """A tokenizer of one token a letter: id = code point; 0 ends an answer."""
 
     eos_token_ids = (END,)
+    tool_support = ToolSupport(shows_tools=True, carries_calls=True, parses_calls=True)
 
-    def fewest_tokens(self, messages: Sequence[Any]) -> int:
+    def fewest_tokens(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> int:
         return len(messages)
 
-    def render(self, messages: Sequence[Any]) -> tuple[int, ...]:
+    def describe_token(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        return ("<end>", None) if token_id == END else (chr(token_id), tuple(chr(token_id).encode()))
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> tuple[int, ...]:
         return tuple(ord(c) for m in messages for c in m["content"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -46,6 +59,7 @@ class ScriptedEngine:
     """Answers with what the script yields; remembers which requests were closed."""
 
     policy_version = 3
+    max_top_logprobs = 2
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -293,3 +307,66 @@ async def test_closing_gives_grace_and_then_abandons(database: Database) -> None
         await texts(run)
     with pytest.raises(NotReadyError):
         await chat.start(ask())
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+async def events(run: ChatRun) -> list[ChatEvent]:
+    return [event async for event in run.events()]
+
+
+async def test_tool_calls_are_told_apart_from_text_and_logged_as_sampled(database: Database) -> None:
+    said = f"look \n{CALL}"
+    chat, _, _ = service(database, says(delta(said[:10]), delta(said[10:30]), delta(said[30:] + chr(END), "stop")))
+    run = await chat.start(ask(tools=(TOOL,)))
+    text, call, done = await events(run)
+    assert isinstance(text, TextDelta)
+    assert text.text == "look"
+    assert isinstance(call, ToolCallDelta)
+    assert (call.index, call.name, call.arguments) == (0, "f", '{"x": 1}')
+    assert isinstance(done, ChoiceDone)
+    assert (done.finish_reason, done.tool_calls) == ("stop", 1)
+    interaction, _ = await rows(database, run)
+    assert interaction.text == said
+    assert interaction.token_ids == [*map(ord, said), END]
+    assert interaction.sampling["tools"] == [TOOL]
+
+
+async def test_without_tools_nothing_is_taken_for_a_call(database: Database) -> None:
+    chat, _, _ = service(database, says(delta(CALL + chr(END), "stop")))
+    shown, done = await texts(await chat.start(ask()))
+    assert shown == {0: CALL}
+    assert done[0].tool_calls == 0
+
+
+async def test_logprobs_are_the_engines_one_for_each_token_of_the_action(database: Database) -> None:
+    tops = (((ord("a"), -1.0), (ord("b"), -1.5)), ((ord("S"), -2.0),), ((ord("T"), -3.0),))
+    script = says(TokenDelta(tuple(map(ord, "aST")), (-1.0, -2.0, -3.0), 3, None, tops), delta("OP", "length"))
+    chat, engine, _ = service(database, script)
+    run = await chat.start(ask(stop=("STOP",), logprobs=True, top_logprobs=2, seed=5, n=2))
+    told = await events(run)
+    tokens = [token for event in told if isinstance(event, TextDelta) and event.choice == 0 for token in event.tokens]
+    assert "".join(event.text for event in told if isinstance(event, TextDelta) and event.choice == 0) == "a"
+    assert [(token.token, token.logprob) for token in tokens] == [("a", -1.0), ("S", -2.0), ("T", -3.0), ("O", -1.0), ("P", -2.0)]
+    assert [(top.token, top.bytes, top.logprob) for top in tokens[0].top] == [("a", (97,), -1.0), ("b", (98,), -1.5)]
+    interaction, _ = await rows(database, run)
+    assert interaction.behavior_logprobs == [token.logprob for token in tokens]
+    assert interaction.sampling["seed"] == 5
+    assert [request.top_logprobs for request in engine.requests] == [2, 2]
+    assert engine.requests[0].seed == 5
+    assert engine.requests[1].seed not in (None, 5, 6)
+
+
+async def test_nobody_who_did_not_ask_gets_logprobs(database: Database) -> None:
+    chat, _, _ = service(database, says(delta("ab", "length")))
+    (text, _) = await events(await chat.start(ask()))
+    assert isinstance(text, TextDelta)
+    assert text.tokens == ()
+
+
+async def test_more_alternatives_than_the_engine_has_are_refused(database: Database) -> None:
+    chat, _, _ = service(database, endless)
+    with pytest.raises(UnsupportedFeatureError, match="2 alternatives at most"):
+        await chat.start(ask(logprobs=True, top_logprobs=3))
