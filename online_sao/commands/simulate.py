@@ -4,46 +4,90 @@ from __future__ import annotations
 
 import asyncio
 import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from online_sao.commands.common import console
 
 
+class Population(StrEnum):
+    uniform = "uniform"
+    mixed = "mixed"
+
+
+class Scale(StrEnum):
+    graded = "graded"
+    thumbs = "thumbs"
+
+
+_PHASES = "Run from this phase of the schedule on, on a service that has learned the ones before."
+
+
 def simulate(
     url: Annotated[str, typer.Option(help="Where the service answers.")] = "http://127.0.0.1:8000",
-    preference: Annotated[str, typer.Option(help="What the users like: first-person or plain-words.")] = "first-person",
-    users: Annotated[int, typer.Option(min=1, help="Users at once.")] = 8,
+    preference: Annotated[str, typer.Option(help="What the users like. An unknown name lists the known ones.")] = "first-person",
     scores: Annotated[int, typer.Option(min=1, help="Answers asked for and scored.")] = 160,
-    seed: Annotated[int, typer.Option(help="Seed of the order of prompts.")] = 0,
-    window: Annotated[int, typer.Option(min=1, help="Interactions in a window, and in the frozen control.")] = 40,
+    schedule: Annotated[
+        str | None, typer.Option(help="Several phases, in place of --preference and --scores: first-person:160,plain-words:160,ornate-words:160.")
+    ] = None,
+    population: Annotated[
+        Population, typer.Option(help="uniform: all want the same. mixed: what is wanted depends on user and topic.")
+    ] = Population.uniform,
+    scale: Annotated[Scale, typer.Option(help="graded: scores in fine steps. thumbs: 0 or 1.")] = Scale.graded,
+    users: Annotated[int, typer.Option(min=1, help="Users at once.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the order of prompts and of the users' mishaps.")] = 0,
+    noise: Annotated[float, typer.Option(help="Probability that a score is sent the wrong way round.")] = 0.0,
+    missing: Annotated[float, typer.Option(help="Probability that an answer is never scored.")] = 0.0,
+    late: Annotated[str, typer.Option(help="Scores come this much later: 12 (answers given meanwhile) or 30s.")] = "0",
+    window: Annotated[int, typer.Option(min=1, help="Interactions in a window, and in each phase's frozen control.")] = 40,
     max_backlog: Annotated[int, typer.Option(min=1, help="Most answers under way or not yet learned from; users wait beyond it.")] = 16,
-    control: Annotated[bool, typer.Option(help="First sample the last window's prompts on the version served at the start.")] = True,
+    control: Annotated[bool, typer.Option(help="First sample the last windows' prompts on the version served at the start.")] = True,
+    held_out: Annotated[int, typer.Option(min=0, help="Answers to each held-out prompt, before the first phase and after each. 0: none.")] = 2,
+    from_phase: Annotated[int, typer.Option(min=1, help=_PHASES)] = 1,
+    to_phase: Annotated[int | None, typer.Option(min=1, help="Stop after this phase of the schedule.")] = None,
+    neutral_from_phase: Annotated[
+        int | None, typer.Option(min=1, help="From this phase on, send the neutral score: only the anchor then moves.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the whole result to this JSON file.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="ONLINE_SAO_SERVER__API_TOKEN", help="Bearer token, where the server wants one.")] = None,
 ) -> None:
     """Let simulated users chat and score by a rule, and measure what the policy learns. Exit code 1 if any call was not answered 2xx."""
-    from online_sao.simulation.display import RichDisplay, print_summary
     from online_sao.simulation.run import SimulationOptions
-    from online_sao.simulation.run import simulate as run_simulation
 
     options = SimulationOptions(
         url=url,
-        preference=preference,
+        schedule=schedule or f"{preference}:{scores}",
+        population=population.value,
+        scale=scale.value,
         users=users,
-        scores=scores,
         seed=seed,
+        noise=noise,
+        missing=missing,
+        late=late,
         window=window,
         max_backlog=max_backlog,
         control=control,
+        held_out_repeats=held_out,
+        first_phase=from_phase,
+        last_phase=to_phase,
+        neutral_from_phase=neutral_from_phase,
         api_key=api_key,
     )
+    result = _run(options, out)
+    raise typer.Exit(1 if result["http"]["non_2xx"] else 0)
+
+
+def _run(options: Any, out: Path | None) -> dict[str, Any]:
+    from online_sao.simulation.display import RichDisplay, print_summary
+    from online_sao.simulation.run import simulate as run_simulation
+
     with RichDisplay(console) as display:
         result = asyncio.run(run_simulation(options, display))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
     print_summary(console, result)
-    raise typer.Exit(1 if result["http"]["non_2xx"] else 0)
+    return result

@@ -6,9 +6,11 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 MOVING_AVERAGE = 20
 """Scores in the moving average shown beside the bar."""
@@ -19,7 +21,7 @@ class RichDisplay:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description:<16}"),
+            TextColumn("{task.description:<26}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TextColumn("{task.fields[average]:>16}"),
@@ -51,26 +53,47 @@ class RichDisplay:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+def phases_table(result: dict[str, Any], title: str | None = None) -> Table:
+    """One line a phase: its windows from first to last, the last against the frozen control, held-out prompts before and after."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("phase", "wanted", "windows", "last", "frozen", "difference", "held out", "distinct-2"):
+        table.add_column(heading, justify="left" if heading in ("wanted", "windows") else "right", no_wrap=heading != "windows")
+    for phase in result["phases"]:
+        held_out = phase["held_out"]
+        difference = phase["difference"]
+        colour = "" if difference is None else "bold green" if difference > 0 else "bold red"
+        table.add_row(
+            str(phase["number"]),
+            phase["name"] + (" (neutral scores)" if phase["neutral"] else ""),
+            " ".join(_number(window["mean"]) for window in phase["windows"]),
+            _number(phase["last_window_mean"]),
+            _number(phase["control_mean"]),
+            Text(_signed(difference), style=colour),
+            f"{_number(held_out['before'])} → {_number(held_out['after'])}" if held_out else "–",
+            "–" if phase["distinct_2_ratio"] is None else f"{phase['distinct_2_ratio']:.2f} of base",
+        )
+    return table
 
 
 def print_summary(console: Console, result: dict[str, Any]) -> None:
-    """The result in a few lines: means, difference, receipts, and every kind of failed call."""
-    options, http = result["options"], result["http"]
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    """The result in a few lines: each phase against its control, receipts, and every kind of failed call."""
+    console.print(phases_table(result))
+    for phase in result["phases"]:
+        console.print(f"  {phase['number']} {phase['name']}: {phase['description']}", style="dim", highlight=False)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("preference", f"{options['preference']}: {result['preference']}")
-    if result["control"] is not None:
-        table.add_row("frozen control", f"{_number(result['control']['mean'])}  (version {result['control']['policy_versions'][0]}, same prompts)")
-    table.add_row(f"last {min(options['window'], options['scores'])}", _number(result["last_window_mean"]))
-    if result["difference"] is not None:
-        table.add_row("difference", f"[bold]{result['difference']:+.3f}[/bold]")
-    if result["held_out"] is not None:
-        table.add_row("held-out prompts", f"{_number(result['held_out']['before']['mean'])} → {_number(result['held_out']['after']['mean'])}")
-    table.add_row("windows", "  ".join(_number(window["mean"]) for window in result["windows"]))
     table.add_row("receipts", ", ".join(f"{count} {status}" for status, count in sorted(result["receipts"].items())) or "none")
+    table.add_row("KL to base", f"{_number(result['kl_base_max'])} nats a token at most, over {len(result['updates'])} updates")
     table.add_row("time", f"{result['seconds']:.0f} s, of which users were held back {result['held_back_seconds']:.0f} s")
+    http = result["http"]
     colour = "red" if http["non_2xx"] else "green"
     table.add_row("HTTP", f"{http['calls']} calls, [{colour}]{http['non_2xx']} not 2xx[/{colour}]")
     console.print(table)

@@ -1,8 +1,13 @@
-"""Simulated users: each asks, scores by rule and keeps the receipt. Own the pace at which people answer; know nothing of windows or reports."""
+"""Simulated users: each asks, judges the answer by rule, and sends a score — truly or by mistake, at once or late, or never — and keeps the receipt.
+
+Own the pace at which people answer; know nothing of windows or reports.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +15,7 @@ from typing import Any
 
 from online_sao.errors import ConfigurationError
 from online_sao.simulation.client import Answer, CallFailedError, Service
-from online_sao.simulation.preferences import Preference
+from online_sao.simulation.plan import Phase, Plan
 
 IDLE_PHASES = ("stopped", "alarm", "paused")
 STALL_SECONDS = 300.0
@@ -18,16 +23,57 @@ STALL_SECONDS_IDLE = 30.0
 """How long scores may go unused before a run gives up: while the learner says it works, and while it says it does not."""
 
 
+NEUTRAL_SCORE = 0.5
+"""The middle of the default score range: reward 0."""
+
+
 @dataclass(frozen=True, slots=True)
-class ScoredAnswer:
-    """One interaction of a run. ``receipt`` is as it stood when the score was sent."""
+class Habits:
+    """How faithfully users score. ``noise``: probability that a score is sent the wrong way round (1 − score); ``missing``: probability that none is
+    sent; ``late``: "12" sends each once 12 more answers have been given, "30s" half a minute later. Seeded: the same index, the same mishap."""
+
+    seed: int = 0
+    noise: float = 0.0
+    missing: float = 0.0
+    late: str = "0"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.noise <= 1 and 0 <= self.missing <= 1):
+            raise ConfigurationError("--noise and --missing are probabilities: give numbers from 0 to 1.")
+        if re.fullmatch(r"\d+|\d+(\.\d+)?s", self.late) is None:
+            raise ConfigurationError(f"--late {self.late!r}: give a number of interactions (12) or of seconds (30s).")
+
+    @property
+    def late_interactions(self) -> int:
+        return 0 if self.late.endswith("s") else int(self.late)
+
+    @property
+    def late_seconds(self) -> float:
+        return float(self.late[:-1]) if self.late.endswith("s") else 0.0
+
+    def sent(self, index: int, score: float) -> float | None:
+        """What is sent in place of ``score``; None: nothing."""
+        chance = random.Random(f"{self.seed}/habits/{index}")
+        forgotten, mistaken = chance.random() < self.missing, chance.random() < self.noise
+        if forgotten:
+            return None
+        return 1.0 - score if mistaken else score
+
+
+@dataclass(slots=True)
+class JudgedAnswer:
+    """One interaction of a run. ``score`` is what the user thinks of it, ``sent`` what was sent (None: nothing was, or it failed), ``receipt`` the
+    service's answer to that, as it last stood."""
 
     index: int
+    phase: int
     user: str
+    context: str
     prompt: str
     answer: Answer
     score: float
-    receipt: dict[str, Any] = field(repr=False)
+    sent: float | None = None
+    receipt: dict[str, Any] | None = field(default=None, repr=False)
 
 
 class BackPressure:
@@ -44,6 +90,8 @@ class BackPressure:
         self._in_flight = 0
         self._turn = asyncio.Lock()
         self.waited_seconds = 0.0
+        self.updates: dict[int, dict[str, Any]] = {}
+        """Every update that was seen to finish: number → accepted, reason, metrics."""
 
     async def enter(self) -> None:
         """Return when one more interaction may begin. Raises ConfigurationError when the learner takes nothing for too long."""
@@ -51,7 +99,7 @@ class BackPressure:
             started, last_backlog, last_change = time.monotonic(), -1, time.monotonic()
             while True:
                 in_flight = self._in_flight  # read first: a score that lands meanwhile is counted twice, never missed
-                status = await self._service.status()
+                status = await self.look()
                 backlog = status["pipeline"].get("ready", 0) + status["pipeline"].get("claimed", 0)
                 if backlog + in_flight < self._max_backlog:
                     break
@@ -61,6 +109,13 @@ class BackPressure:
                 await asyncio.sleep(self._poll_seconds)
             self.waited_seconds += time.monotonic() - started
             self._in_flight += 1
+
+    async def look(self) -> dict[str, Any]:
+        """The service's status; the last update it tells of is remembered. Raises CallFailedError."""
+        status = await self._service.status()
+        if (update := status.get("last_update")) is not None:
+            self.updates[update["number"]] = {key: update[key] for key in ("number", "accepted", "reason", "metrics")}
+        return status
 
     def leave(self) -> None:
         """The interaction's score has been answered, or the interaction failed."""
@@ -77,31 +132,75 @@ class BackPressure:
             )
 
 
-async def interact(service: Service, model: str, user: str, index: int, prompt: str, preference: Preference) -> ScoredAnswer:
-    """Ask ``prompt``, score the answer by ``preference``, send the score. Every second interaction is streamed. Raises CallFailedError."""
-    answer = await service.chat(model, prompt, user=user, stream=index % 2 == 1)
-    score = preference.score(answer.text)
-    return ScoredAnswer(index, user, prompt, answer, score, await service.score(answer.completion_id, score))
+class Crowd:
+    """The users of one phase. ``neutral``: whatever they think, they send the neutral score, so that nothing but the anchor moves the policy."""
 
+    def __init__(self, service: Service, model: str, plan: Plan, phase: Phase, habits: Habits, pressure: BackPressure, *, neutral: bool) -> None:
+        self._service = service
+        self._model = model
+        self._plan = plan
+        self._phase = phase
+        self._habits = habits
+        self._pressure = pressure
+        self._neutral = neutral
+        self._indices = iter(phase.indices())
+        self._held: list[tuple[int, JudgedAnswer]] = []
+        self._answered = 0
 
-async def user_session(
-    service: Service,
-    model: str,
-    user: str,
-    preference: Preference,
-    take: Callable[[], tuple[int, str] | None],
-    pressure: BackPressure,
-    done: Callable[[ScoredAnswer | None], None],
-) -> None:
-    """One user's part of a run: ``take`` gives the next (index, prompt), None at the end; ``done`` is told every outcome, None for a failed one."""
-    while (task := take()) is not None:
-        entered = False
+    async def run(self, users: int, done: Callable[[JudgedAnswer | None], None]) -> None:
+        """Let ``users`` at once ask until the phase is over and every score that will come has been sent. ``done`` is told every answer as it is
+        given, None for a failed one. Raises ConfigurationError when the learner takes nothing for too long."""
         try:
-            await pressure.enter()
-            entered = True
-            done(await interact(service, model, user, *task, preference))
+            async with asyncio.TaskGroup() as group:
+                sessions = [group.create_task(self._session(number, done, group)) for number in range(users)]
+                await asyncio.gather(*sessions)
+                for _, judged in self._held:  # the phase is over: nobody answers any more, and what is late comes now
+                    group.create_task(self._send(judged))
+        except* ConfigurationError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _session(self, number: int, done: Callable[[JudgedAnswer | None], None], group: asyncio.TaskGroup) -> None:
+        while (index := next(self._indices, None)) is not None:
+            entered = False
+            try:
+                await self._pressure.enter()
+                entered = True
+                judged = await self._interact(index, number)
+                done(judged)
+                await self._deliver(judged, group)
+            except CallFailedError:
+                done(None)
+            finally:
+                if entered:
+                    self._pressure.leave()
+
+    async def _interact(self, index: int, number: int) -> JudgedAnswer:
+        """Every second interaction is streamed. Raises CallFailedError."""
+        ask = self._plan.ask(index)
+        user = f"{ask.context}-{number}"
+        answer = await self._service.chat(self._model, ask.prompt, user=user, stream=index % 2 == 1)
+        score = ask.score(self._phase, answer.text)
+        sent = self._habits.sent(index, NEUTRAL_SCORE if self._neutral else score)
+        return JudgedAnswer(index, self._phase.number, user, ask.context, ask.prompt, answer, score, sent)
+
+    async def _deliver(self, judged: JudgedAnswer, group: asyncio.TaskGroup) -> None:
+        """Send the score now, or see to it that it is sent when its time has come; and send those whose time has come by this answer."""
+        self._answered += 1
+        if self._habits.late_seconds:
+            group.create_task(self._send(judged, self._habits.late_seconds))
+            return
+        self._held.append((self._answered + self._habits.late_interactions, judged))
+        due = [held for when, held in self._held if when <= self._answered]
+        self._held = [held for held in self._held if held[0] > self._answered]
+        for held in due:
+            await self._send(held)
+
+    async def _send(self, judged: JudgedAnswer, delay: float = 0.0) -> None:
+        """A failed call is counted by the service, and the answer stays unscored."""
+        if judged.sent is None:
+            return
+        await asyncio.sleep(delay)
+        try:
+            judged.receipt = await self._service.score(judged.answer.completion_id, judged.sent)
         except CallFailedError:
-            done(None)
-        finally:
-            if entered:
-                pressure.leave()
+            judged.sent = None

@@ -30,6 +30,7 @@ class StandIn:
         self.queued = []
         self.most_queued = 0
         self.users = set()
+        self.prompts = []
         self.app.post("/v1/chat/completions")(self.chat)
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/feedback")(self.feedback)
@@ -44,6 +45,7 @@ class StandIn:
         body = await request.json()
         self.chats += 1
         self.users.add(body["user"])
+        self.prompts.append(body["messages"][-1]["content"])
         if self.fail_every and self.chats % self.fail_every == 0:
             return JSONResponse({"error": {"message": "engine broke", "type": "server_error", "param": None, "code": "engine_error"}}, 503)
         if self.change_version_on_chat:
@@ -99,6 +101,14 @@ class StandIn:
         return {
             "pipeline": {"ready": len(self.queued), "claimed": 0},
             "learner": {"phase": "waiting", "paused": False, "pause_reason": None},
+            "last_update": {
+                "number": self.version,
+                "accepted": True,
+                "reason": None,
+                "metrics": {"policy/kl_base": self.version / 100},
+            }
+            if self.version
+            else None,
         }
 
 

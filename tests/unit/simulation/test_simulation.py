@@ -7,23 +7,34 @@ import pytest
 from online_sao.errors import ConfigurationError
 from online_sao.simulation import users as users_module
 from online_sao.simulation.client import CallFailedError, policy_version_of
-from online_sao.simulation.run import Sample, require_one_version, window_means
-from online_sao.simulation.users import BackPressure
+from online_sao.simulation.measuring import Sample, distinct_2, require_one_version, window_means
+from online_sao.simulation.plan import Plan
+from online_sao.simulation.users import BackPressure, Habits
 
 
 def test_windows_leave_failed_interactions_out_and_keep_the_last_partial_one():
-    assert window_means([1.0, 0.0, None, 0.5, 1.0], 2) == [
-        {"first": 0, "last": 1, "mean": 0.5},
-        {"first": 2, "last": 3, "mean": 0.5},
-        {"first": 4, "last": 4, "mean": 1.0},
+    assert window_means([1.0, 0.0, None, 0.5, 1.0], 2, first=10) == [
+        {"first": 10, "last": 11, "mean": 0.5},
+        {"first": 12, "last": 13, "mean": 0.5},
+        {"first": 14, "last": 14, "mean": 1.0},
     ]
     assert window_means([None], 2) == [{"first": 0, "last": 0, "mean": None}]
 
 
+def test_distinct_2_by_hand():
+    assert distinct_2(["The cat sat", "the cat ran"]) == 3 / 4  # the cat, cat sat, cat ran of four pairs
+    assert distinct_2(["one", ""]) is None
+
+
+def answered(*versions):
+    plan = Plan("first-person:4")
+    return Sample((plan.ask(0),) * len(versions), ("I do.",) * len(versions), versions)
+
+
 def test_a_control_answered_by_two_versions_is_refused():
-    require_one_version(Sample((3, 3, 3), (0.0, 1.0, 0.0)))
+    require_one_version(answered(3, 3), answered(3))
     with pytest.raises(ConfigurationError, match="versions 3 to 4"):
-        require_one_version(Sample((3, 4, 3), (0.0, 1.0, 0.0)))
+        require_one_version(answered(3, 3), answered(4))
 
 
 def test_version_is_read_from_the_fingerprint():
@@ -41,7 +52,8 @@ class Backlog:
         self.learner = {"phase": phase, "paused": paused, "pause_reason": pause_reason}
 
     async def status(self):
-        return {"pipeline": dict(self.trajectories), "learner": self.learner}
+        update = {"number": 1, "accepted": True, "reason": None, "metrics": {"policy/kl_base": 0.1}, "started_at": 0.0}
+        return {"pipeline": dict(self.trajectories), "learner": self.learner, "last_update": update}
 
 
 async def test_users_wait_while_the_backlog_and_the_answers_under_way_reach_the_limit():
@@ -72,3 +84,31 @@ async def test_a_learner_that_stands_still_ends_the_run_and_says_why(monkeypatch
     pressure = BackPressure(Backlog(ready=99, phase="alarm", paused=True, pause_reason="self-check failed"), max_backlog=16, poll_seconds=0.01)
     with pytest.raises(ConfigurationError, match=r"phase alarm: self-check failed.*--max-backlog"):
         await asyncio.wait_for(pressure.enter(), 2)
+
+
+async def test_updates_are_remembered_while_users_wait():
+    pressure = BackPressure(Backlog(), max_backlog=1)
+    await pressure.enter()
+    assert pressure.updates == {1: {"number": 1, "accepted": True, "reason": None, "metrics": {"policy/kl_base": 0.1}}}
+
+
+def test_habits_follow_their_probabilities_and_their_seed_alone():
+    habits = Habits(seed=1, noise=0.2, missing=0.1)
+    sent = [habits.sent(index, 0.9) for index in range(2000)]
+    assert sent == [habits.sent(index, 0.9) for index in range(2000)]
+    assert sent != [Habits(seed=2, noise=0.2, missing=0.1).sent(index, 0.9) for index in range(2000)]
+    assert sent.count(None) == pytest.approx(200, abs=50)
+    assert sum(score is not None and score < 0.5 for score in sent) == pytest.approx(360, abs=60)  # a fifth of those that are sent
+    assert {round(score, 9) for score in sent if score is not None} == {0.1, 0.9}
+    assert all(Habits().sent(index, 0.3) == 0.3 for index in range(50))
+
+
+@pytest.mark.parametrize("wrong", [{"noise": -0.1}, {"missing": 2}, {"late": "1.5"}, {"late": "-1"}, {"late": "s"}])
+def test_impossible_habits_are_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        Habits(**wrong)
+
+
+def test_lateness_in_interactions_or_seconds():
+    assert (Habits(late="12").late_interactions, Habits(late="12").late_seconds) == (12, 0.0)
+    assert (Habits(late="1.5s").late_interactions, Habits(late="1.5s").late_seconds) == (0, 1.5)
