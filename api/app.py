@@ -1,6 +1,6 @@
 """The application: routes, middleware and the serving process behind them. The only importer of runtime.serving.
 
-Middleware, from the outside: RequestContext (x-request-id, the last net), Security (who may call), then the routes.
+Middleware, from the outside: RequestContext (x-request-id, the last net), Cors (if configured), Security (who may call), then the routes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import api.errors
 from api.admin import alarms, control, evaluations, health, history, metrics
 from api.dashboard.mount import mount
 from api.errors import RequestContext
-from api.security import Security, check_exposure
+from api.security import Cors, Security, check_exposure
 from api.v1 import chat, feedback, interactions, models
 from online_sao import __version__
 from online_sao.config import Settings
@@ -53,5 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_api_route("/", lambda: RedirectResponse("/dashboard"), include_in_schema=False)
     mount(app, lambda: getattr(app.state, "backend", None))
     app.add_middleware(Security, settings=settings.server)
+    if settings.server.cors_origins:
+        app.add_middleware(Cors, origins=settings.server.cors_origins)
     app.add_middleware(RequestContext)
     return app

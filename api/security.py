@@ -3,6 +3,7 @@
 With a token: /v1, /admin and /metrics need it as a bearer token; everything else but the two health routes takes it as the password of HTTP
 Basic too, so that a browser can open the dashboard. Without a token the server listens on loopback only, and a page in the operator's browser is
 the one to keep out: Host must be a name of this machine (DNS rebinding), and a state-changing request must come from the server's own origin.
+Pages of the configured CORS origins may use /v1, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import error_response
@@ -22,7 +25,9 @@ from online_sao.errors import AuthenticationError, ConfigurationError, Forbidden
 
 OPEN_PATHS = ("/healthz", "/readyz")
 BEARER_PREFIXES = ("/v1", "/admin", "/metrics")
+CORS_PREFIX = "/v1"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_ORIGIN = re.compile(r"https?://[^/?#@\s*]+")
 
 
 def is_loopback(host: str) -> bool:
@@ -43,6 +48,34 @@ def check_exposure(settings: ServerSettings) -> None:
             f"server.host is {settings.host}, which other machines can reach, and no server.api_token is set. "
             "Set ONLINE_SAO_SERVER__API_TOKEN, or listen on 127.0.0.1."
         )
+    for origin in settings.cors_origins:
+        if origin == "*" and settings.api_token is None:
+            raise ConfigurationError(
+                "server.cors_origins is '*' and no server.api_token is set: any web page could use this server through your browser. "
+                "Name the origins, or set a token."
+            )
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                f"server.cors_origins holds {origin!r}; an origin is scheme, host and port alone, as in 'https://app.example.com'."
+            )
+
+
+class Cors:
+    """Middleware, outside of Security so that refusals can be read too: answers browsers' questions about /v1 for the configured origins."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        self.app = app
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=[origin.lower() for origin in origins],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        inside = scope["type"] == "http" and _is_below(scope["path"], CORS_PREFIX)
+        await (self._cors if inside else self.app)(scope, receive, send)
 
 
 class Security:
@@ -52,6 +85,7 @@ class Security:
         self.app = app
         self._token = settings.api_token.get_secret_value().encode() if settings.api_token is not None else None
         self._hosts = {host.lower().strip("[]") for host in settings.allowed_hosts}
+        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -70,23 +104,33 @@ class Security:
         headers = Headers(scope=scope)
         path: str = scope["path"]
         if self._token is None:
-            return self._host_refusal(headers) or _origin_refusal(scope, headers)
+            return self._host_refusal(headers) or self._origin_refusal(scope, headers)
         if path in OPEN_PATHS or self._has_bearer(headers):
             return None
-        if any(path == prefix or path.startswith(prefix + "/") for prefix in BEARER_PREFIXES):
+        if any(_is_below(path, prefix) for prefix in BEARER_PREFIXES):
             return AuthenticationError("This server needs its token: send 'Authorization: Bearer <token>'.")
         if not self._has_basic(headers):
             refusal = AuthenticationError("This page needs the server's token: any user name, and the token as the password.")
             refusal.headers = {"WWW-Authenticate": 'Basic realm="Online SAO", charset="UTF-8"'}
             return refusal
         # A browser sends Basic credentials by itself, also for a foreign page: only here does a token not speak for its sender.
-        return _origin_refusal(scope, headers)
+        return self._origin_refusal(scope, headers)
 
     def _host_refusal(self, headers: Headers) -> OnlineSAOError | None:
         host = _host_of(f"//{headers.get('host', '')}", without_port=True)
         if host in self._hosts:
             return None
         return ForbiddenError(f"The Host header names {host[:80]!r}, which is not one of server.allowed_hosts.")
+
+    def _origin_refusal(self, scope: Scope, headers: Headers) -> OnlineSAOError | None:
+        """A browser names the page's origin on every state-changing request and websocket; other clients send none."""
+        origin = headers.get("origin")
+        changes_state = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
+        if origin is None or not changes_state or _host_of(origin) == headers.get("host", "").lower():
+            return None
+        if origin.lower() in self._origins and scope["type"] == "http" and _is_below(scope["path"], CORS_PREFIX):
+            return None
+        return ForbiddenError(f"Requests from pages of {origin[:80]!r} are not accepted; only this server's own pages may send them.")
 
     def _has_bearer(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -106,13 +150,8 @@ class Security:
         return self._token is not None and hmac.compare_digest(given, self._token)
 
 
-def _origin_refusal(scope: Scope, headers: Headers) -> OnlineSAOError | None:
-    """A browser names the page's origin on every state-changing request and websocket; other clients send none."""
-    origin = headers.get("origin")
-    changes_state = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
-    if origin is None or not changes_state or _host_of(origin) == headers.get("host", "").lower():
-        return None
-    return ForbiddenError(f"Requests from pages of {origin[:80]!r} are not accepted; only this server's own pages may send them.")
+def _is_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")
 
 
 def _host_of(url: str, *, without_port: bool = False) -> str:

@@ -27,8 +27,10 @@ class ServerSettings(_Group):
     """TCP port."""
     api_token: SecretStr | None = None
     """Bearer token that every /v1, /admin and /metrics request must carry. None: no token, loopback only."""
-    allowed_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]", "testserver")
+    allowed_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     """Host header values (without port) accepted when no token is set: keeps a web page from driving a local server."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins (``https://app.example.com``) whose web pages may use /v1 from a browser. ``*`` means any, and needs an ``api_token``."""
     max_body_bytes: int = Field(4_000_000, gt=0)
     """Largest request body in bytes; larger ones are answered 413."""
     shutdown_grace_seconds: float = Field(5.0, gt=0)
@@ -156,6 +158,17 @@ class GateSettings(_Group):
     """Largest policy gradient norm before clipping."""
 
 
+class RetentionSettings(_Group):
+    """What is removed by itself. The base model, the version that serves, what the learner stands on, and whatever is newer than either are kept."""
+
+    keep_versions: int = Field(20, ge=2)
+    """Newest policy versions whose files stay in the policy store: how far one can roll back."""
+    keep_every: int = Field(10, ge=0)
+    """Of the older ones, the files of every version whose number this divides stay too. 0: of none."""
+    interactions_days: float | None = Field(None, gt=0)
+    """Days after which a logged interaction loses its texts and tokens, as if erased (counts and scores stay). None: never."""
+
+
 class ExplorationSettings(_Group):
     """Lets clients that always send temperature 0 or top_p < 1 take part in learning, openly: the response's ``online_sao`` field and the
     logged interaction name the parameters really used."""
@@ -217,6 +230,7 @@ class Settings(BaseSettings):
     learning: LearningSettings = Field(default_factory=LearningSettings)
     gates: GateSettings = Field(default_factory=GateSettings)
     exploration: ExplorationSettings = Field(default_factory=ExplorationSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     alarms: AlarmSettings = Field(default_factory=AlarmSettings)
 

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from api.errors import RequestContext
-from api.security import Security, check_exposure
+from api.security import Cors, Security, check_exposure
 from online_sao.config import ServerSettings
 from online_sao.errors import ConfigurationError
 
@@ -129,3 +129,65 @@ def test_no_other_machine_may_reach_a_server_without_a_token(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
 def test_loopback_needs_none(host: str) -> None:
     check_exposure(ServerSettings(host=host))
+
+
+PAGE = "https://app.example.com"
+WITH_PAGE = ServerSettings(cors_origins=(PAGE,))
+
+
+async def ask_with_cors(settings: ServerSettings, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+    app = RequestContext(Cors(Security(inner, settings), settings.cors_origins))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1:8000") as client:
+        return await client.request(method, path, headers=headers)
+
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+async def test_a_configured_page_may_use_v1() -> None:
+    asked = await ask_with_cors(WITH_PAGE, "OPTIONS", "/v1/chat/completions", {"origin": PAGE, **PREFLIGHT})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answer = await ask_with_cors(WITH_PAGE, "POST", "/v1/chat/completions", {"origin": PAGE})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+    assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1/feedback", {"origin": "https://evil.com"}),
+        ("POST", "/v1/feedback", {"origin": PAGE + ".evil.com"}),
+        ("POST", "/v1/feedback", {"origin": "http://app.example.com"}),
+        ("POST", "/v1/feedback", {"origin": PAGE, "host": "evil.com"}),
+        ("POST", "/admin/learner/pause", {"origin": PAGE}),
+        ("POST", "/dashboard", {"origin": PAGE}),
+        ("POST", "/v1x", {"origin": PAGE}),
+    ],
+)
+async def test_a_configured_page_opens_nothing_else(method: str, path: str, headers: dict[str, str]) -> None:
+    assert (await ask_with_cors(WITH_PAGE, method, path, headers)).status_code == 403
+
+
+async def test_other_pages_get_no_leave_to_read() -> None:
+    for path, origin in (("/v1/models", "https://evil.com"), ("/admin/status", PAGE)):
+        answer = await ask_with_cors(WITH_PAGE, "GET", path, {"origin": origin})
+        assert "access-control-allow-origin" not in answer.headers
+    assert (await ask_with_cors(WITH_PAGE, "OPTIONS", "/v1/feedback", {"origin": "https://evil.com", **PREFLIGHT})).status_code == 400
+
+
+async def test_any_page_with_the_token_and_none_without() -> None:
+    anyone = ServerSettings(api_token="s3cret", host="0.0.0.0", cors_origins=("*",))  # type: ignore[arg-type]
+    answer = await ask_with_cors(anyone, "POST", "/v1/feedback", {"origin": "https://x.com", **BEARER})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+    refused = await ask_with_cors(anyone, "POST", "/v1/feedback", {"origin": "https://x.com"})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "*"), "a page must be able to read why"
+    with pytest.raises(ConfigurationError, match="any web page"):
+        check_exposure(ServerSettings(cors_origins=("*",)))
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "https://app.example.com/", "https://*.example.com", "null", ""])
+def test_what_is_no_origin_is_refused_at_start(origin: str) -> None:
+    with pytest.raises(ConfigurationError, match="cors_origins"):
+        check_exposure(ServerSettings(cors_origins=(origin,)))
