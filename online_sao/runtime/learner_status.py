@@ -6,12 +6,16 @@ Owns the heartbeat; knows nothing of what the phases do.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from typing import Literal
 
+from online_sao.errors import StorageError
 from online_sao.storage.repositories import learner, leases
 from online_sao.storage.session import Database
+
+logger = logging.getLogger(__name__)
 
 Phase = Literal["starting", "waiting", "updating", "publishing", "paused", "alarm", "stopped"]
 
@@ -28,6 +32,7 @@ class LearnerStatus:
         self._phase: Phase = "starting"
         self._detail: str | None = None
         self._changed = asyncio.Event()
+        self._renewed = time.monotonic()
 
     def set(self, phase: Phase, detail: str | None = None) -> None:
         """Shown at once."""
@@ -36,20 +41,30 @@ class LearnerStatus:
             self._changed.set()
 
     async def beat(self) -> None:
-        """Raises LeaseLostError when another process has become the learner."""
-        renewed = time.monotonic()
+        """Raises LeaseLostError when another process has become the learner. A disk that cannot be written silences it, and does not end it: an
+        update of minutes is not thrown away for a full disk that may have room again when it is done."""
+        silent = False
         while True:
-            now = time.time()
-            async with self._database.write() as session:
-                await learner.heartbeat(session, phase=self._phase, detail=self._detail, pid=os.getpid(), now=now)
-                if time.monotonic() - renewed >= leases.RENEW_SECONDS:
-                    await leases.renew(session, "learner", self._owner, now)
-                    renewed = time.monotonic()
+            try:
+                await self._tell()
+                silent = False
+            except StorageError as error:
+                if not silent:
+                    logger.error("no sign of life can be given: %s", error.message)
+                silent = True
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout=BEAT_SECONDS)
             except TimeoutError:
                 continue
             self._changed.clear()
+
+    async def _tell(self) -> None:
+        now = time.time()
+        async with self._database.write() as session:
+            await learner.heartbeat(session, phase=self._phase, detail=self._detail, pid=os.getpid(), now=now)
+            if time.monotonic() - self._renewed >= leases.RENEW_SECONDS:
+                await leases.renew(session, "learner", self._owner, now)
+                self._renewed = time.monotonic()
 
     async def end(self) -> None:
         """The last words: stopped, and the lease given up."""

@@ -27,6 +27,7 @@ from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
+from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
 from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
 from online_sao.service import score_rollup
@@ -68,6 +69,7 @@ class Serving:
         self.history = HistoryService(self.database, settings.reward)
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
         wake = self._supervisor.retry if self._supervisor is not None else _nothing
+        self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
         self.control = ControlService(self.database, store=settings.policy_store_dir, wake=wake)
         self.alarms = AlarmService(self.database, settings, self.control.rollback)
         self.evaluations = EvaluationService(self.database)
@@ -126,6 +128,8 @@ class Serving:
             Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
             Job("score deadlines", 2.0, self._expire_overdue),
             Job("lease reaper", 5.0, self._release_lapsed),
+            Job("version retention", VERSIONS_SECONDS, self._retention.sweep_versions),
+            Job("interaction retention", INTERACTIONS_SECONDS, self._retention.sweep_interactions),
             Job("score roll-up", score_rollup.SECONDS, score_rollup.ScoreRollup(self.database).advance),
             Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
         ):

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from online_sao.errors import ConfigurationError
 from online_sao.storage import sqlite_driver
+from online_sao.storage.faults import as_storage_errors
 
 Session = AsyncSession
 """What ``read`` and ``write`` yield, for the signatures of rooms that use repositories but not SQLAlchemy."""
@@ -92,14 +93,17 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Session]:
-        """A consistent snapshot. Nothing written through it is kept."""
-        async with self._reading() as session:
+        """A consistent snapshot. Nothing written through it is kept. Raises StorageError where the database cannot be read."""
+        async with as_storage_errors(), self._reading() as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Session]:
-        """One transaction: committed once when the block ends, rolled back if it raises or is cancelled. Keep slow work out of the block."""
-        async with self._turn, self._writing() as session, session.begin():
+        """One transaction: committed once when the block ends, rolled back if it raises or is cancelled. Keep slow work out of the block.
+
+        Raises StorageError, or StorageFullError, where the database cannot be written: then nothing of the block is kept.
+        """
+        async with as_storage_errors(), self._turn, self._writing() as session, session.begin():
             yield session
 
     async def ping(self) -> None:
