@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,22 @@ def verify(folder: Path, *, base_digest: str | None = None) -> VersionManifest:
     return manifest
 
 
+def remove_versions(store: Path, folders: Iterable[str]) -> list[str]:
+    """Remove those of the named version folders that are there, each under another name first, so that none is ever seen half gone. Blocks.
+
+    Returns which were there. Whoever asks has told the database already: a reader must not come to count on files that are going.
+    """
+    present = {path.name for path in store.iterdir()} if store.is_dir() else set()
+    removed = sorted(present & set(folders))
+    for name in removed:
+        aside = store / f"tmp-removed-{name}-{uuid.uuid4().hex[:8]}"
+        (store / name).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    return removed
+
+
 def remove_leftovers(store: Path) -> int:
-    """Remove temporary folders that a killed writer left. Only the writer may call this, when it is not writing. Returns how many there were."""
+    """Remove temporary folders that a killed writer or remover left. Only the writer may call this, when it is not writing. Returns how many."""
     leftovers = list(store.glob("tmp-*")) if store.is_dir() else []
     for folder in leftovers:
         shutil.rmtree(folder, ignore_errors=True)

@@ -67,6 +67,24 @@ async def next_to_activate(session: AsyncSession, lineage_epoch: int, active_ver
     return (await session.scalars(query)).one_or_none()
 
 
+async def with_files(session: AsyncSession) -> Sequence[PolicyVersionRow]:
+    """The versions whose files are to be there, newest first."""
+    query = select(PolicyVersionRow).where(PolicyVersionRow.path.is_not(None), PolicyVersionRow.files_removed_at.is_(None))
+    return (await session.scalars(query.order_by(PolicyVersionRow.version.desc()))).all()
+
+
+async def mark_files_removed(session: AsyncSession, versions: Sequence[int], now: float) -> None:
+    """From now on nobody may count on their files."""
+    query = update(PolicyVersionRow).where(PolicyVersionRow.version.in_(versions), PolicyVersionRow.files_removed_at.is_(None))
+    await session.execute(query.values(files_removed_at=now))
+
+
+async def removed_folders(session: AsyncSession) -> Sequence[str]:
+    """Names of the folders that should be gone from the policy store, or soon will be."""
+    query = select(PolicyVersionRow.path).where(PolicyVersionRow.path.is_not(None), PolicyVersionRow.files_removed_at.is_not(None))
+    return [path for path in await session.scalars(query) if path is not None]
+
+
 async def max_version(session: AsyncSession) -> int:
     return (await session.scalar(select(func.max(PolicyVersionRow.version)))) or 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.storage.tables import ProbeRow
@@ -16,8 +16,9 @@ async def insert(session: AsyncSession, rows: Sequence[ProbeRow]) -> None:
 
 
 async def unchecked_of_newest_version(session: AsyncSession) -> Sequence[ProbeRow]:
-    """Probes of the newest version that has any, as far as nobody has checked them yet. Older versions' probes no longer matter."""
-    newest = select(func.max(ProbeRow.policy_version)).scalar_subquery()
+    """Probes of the version that was sampled last, as far as nobody has checked them yet. Others' no longer matter. (After a rollback, the version
+    that was sampled last is not the one of the highest number.)"""
+    newest = select(ProbeRow.policy_version).order_by(ProbeRow.id.desc()).limit(1).scalar_subquery()
     query = select(ProbeRow).where(ProbeRow.policy_version == newest, ProbeRow.checked_at.is_(None)).order_by(ProbeRow.id)
     return (await session.scalars(query)).all()
 
