@@ -20,7 +20,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from online_sao.commands import learner, policies
 from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
+from online_sao.commands.doctor import doctor
 from online_sao.commands.simulate import simulate
 from online_sao.errors import OnlineSAOError
 
@@ -33,10 +35,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulate)
+app.command()(doctor)
 database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
 app.add_typer(database_app, name="db")
 app.add_typer(bench_app, name="bench")
+app.add_typer(policies.app, name="policies")
+app.add_typer(learner.app, name="learner")
 
 
 def _version(wanted: bool) -> None:

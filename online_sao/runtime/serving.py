@@ -70,11 +70,12 @@ class Serving:
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
         wake = self._supervisor.retry if self._supervisor is not None else _nothing
         self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
-        self.control = ControlService(self.database, store=settings.policy_store_dir, wake=wake)
+        self.control = ControlService(self.database, settings.policy_store_dir, wake=wake)
         self.alarms = AlarmService(self.database, settings, self.control.rollback)
         self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
         self._chat: ChatService | None = None
+        self._renderer: Renderer | None = None
         self._problem: str | None = "the model is being loaded"
         self._clock = CautiousClock()
         self._owner = leases.new_owner()
@@ -92,6 +93,11 @@ class Serving:
     def engine(self) -> InferenceEngine | None:
         """None until it serves."""
         return self._engine if self._chat is not None else None
+
+    @property
+    def describe_token(self) -> Callable[[int], tuple[str, tuple[int, ...] | None]] | None:
+        """Token id → (text, bytes; None for a special token); None until the model is loaded."""
+        return None if self._renderer is None else self._renderer.describe_token
 
     async def missing(self) -> dict[str, str]:
         """What keeps the server from answering chats: part → why. Empty: it is ready."""
@@ -185,6 +191,7 @@ class Serving:
         engine = TransformersEngine(self.settings.engine, path)
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
         self._engine = engine
+        self._renderer = renderer
         await _start_engine(engine, activator)
         log = ChatLog(self.database, self.settings.reward)
         self._chat = ChatService(self.settings, engine, renderer, log, self.meters.completed)

@@ -16,6 +16,7 @@ from typing import Literal
 from online_sao.errors import ConflictError, InvalidRequestError, NotFoundError, PolicyStoreError
 from online_sao.publishing import rollback
 from online_sao.publishing.policy_store import verify
+from online_sao.service.policy_diff import PolicyDiff, compare
 from online_sao.service.status import LearnerStatus, VersionStatus, learner_status, version_statuses
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.session import Database, Session
@@ -66,9 +67,9 @@ class ControlService:
     def __init__(
         self,
         database: Database,
+        store: Path,
         clock: Callable[[], float] = time.time,
         *,
-        store: Path | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
@@ -105,7 +106,7 @@ class ControlService:
         reason = _checked_reason(reason)
         async with self._database.read() as session:
             path = (await rollback.require_target(session, version)).path
-        if self._store is not None and path is not None:
+        if path is not None:
             try:
                 await asyncio.to_thread(verify, self._store / path)
             except PolicyStoreError as error:
@@ -135,6 +136,10 @@ class ControlService:
         """Policy versions, newest first; ``before``: only those older than that version."""
         async with self._database.read() as session:
             return await version_statuses(session, await policies.newest(session, limit, before=before))
+
+    async def diff(self, first: int, second: int) -> PolicyDiff:
+        """Two versions side by side. Raises NotFoundError."""
+        return await compare(self._database, self._store, first, second)
 
     async def rollbacks(self, limit: int = 20) -> tuple[RollbackStatus, ...]:
         """Newest first."""

@@ -28,6 +28,12 @@ async def by_claim(session: AsyncSession, claim_id: str) -> UpdateRow | None:
     return (await session.scalars(select(UpdateRow).where(UpdateRow.claim_id == claim_id))).one_or_none()
 
 
+async def by_versions(session: AsyncSession, versions: Sequence[int]) -> Sequence[UpdateRow]:
+    """The updates that made those versions, oldest first."""
+    query = select(UpdateRow).where(UpdateRow.policy_version.in_(versions)).order_by(UpdateRow.update_number)
+    return (await session.scalars(query)).all()
+
+
 async def latest(session: AsyncSession, *, accepted_only: bool = False) -> UpdateRow | None:
     query = select(UpdateRow).order_by(UpdateRow.update_number.desc()).limit(1)
     return (await session.scalars(query.where(UpdateRow.accepted) if accepted_only else query)).one_or_none()

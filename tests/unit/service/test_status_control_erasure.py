@@ -108,8 +108,8 @@ async def test_a_snapshot_takes_the_same_number_of_queries_however_much_there_is
     assert len(statements) == empty
 
 
-async def test_pausing_and_resuming(database) -> None:
-    control = ControlService(database)
+async def test_pausing_and_resuming(database, tmp_path) -> None:
+    control = ControlService(database, tmp_path)
     paused = await control.pause_learner("looking at version 3")
     assert (paused.paused, paused.pause_reason) == (True, "looking at version 3")
     assert (await control.pause_learner()).pause_reason == "paused by the operator"
@@ -121,10 +121,10 @@ async def test_pausing_and_resuming(database) -> None:
         await control.pause_learner("x" * 501)
 
 
-async def test_versions_are_listed_in_pages(database) -> None:
+async def test_versions_are_listed_in_pages(database, tmp_path) -> None:
     for number in (1, 2, 3):
         await add_version(database, number)
-    control = ControlService(database)
+    control = ControlService(database, tmp_path)
     assert [version.version for version in await control.versions(limit=2)] == [3, 2]
     assert [(v.version, v.state) for v in await control.versions(limit=5, before=2)] == [(1, VersionState.RETIRED), (0, VersionState.RETIRED)]
 
