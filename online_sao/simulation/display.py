@@ -22,9 +22,9 @@ class RichDisplay:
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description:<26}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[average]:>16}"),
+            TextColumn("{task.fields[average]:>8}"),
             TextColumn("{task.fields[note]:<10}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
@@ -48,7 +48,7 @@ class RichDisplay:
     def step(self, score: float | None, note: str = "") -> None:
         if score is not None:
             self._recent.append(score)
-        average = f"average {sum(self._recent) / len(self._recent):.2f}" if self._recent else ""
+        average = f"avg {sum(self._recent) / len(self._recent):.2f}" if self._recent else ""
         self._progress.update(self._task, advance=1, average=average, note=note)
 
 
@@ -61,23 +61,21 @@ def _signed(value: float | None) -> str:
 
 
 def phases_table(result: dict[str, Any], title: str | None = None) -> Table:
-    """One line a phase: its windows from first to last, the last against the frozen control, held-out prompts before and after."""
+    """One line a phase: its last window against the frozen control, held-out prompts before and after, distinct-2 as a fraction of the control's."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("phase", "wanted", "windows", "last", "frozen", "difference", "held out", "distinct-2"):
-        table.add_column(heading, justify="left" if heading in ("wanted", "windows") else "right", no_wrap=heading != "windows")
+    for heading in ("phase", "last", "frozen", "diff.", "held out", "distinct-2"):
+        table.add_column(heading, justify="left" if heading == "phase" else "right")
     for phase in result["phases"]:
         held_out = phase["held_out"]
         difference = phase["difference"]
         colour = "" if difference is None else "bold green" if difference > 0 else "bold red"
         table.add_row(
-            str(phase["number"]),
-            phase["name"] + (" (neutral scores)" if phase["neutral"] else ""),
-            " ".join(_number(window["mean"]) for window in phase["windows"]),
+            f"{phase['number']} {phase['name']}" + (" (neutral scores)" if phase["neutral"] else ""),
             _number(phase["last_window_mean"]),
             _number(phase["control_mean"]),
             Text(_signed(difference), style=colour),
             f"{_number(held_out['before'])} → {_number(held_out['after'])}" if held_out else "–",
-            "–" if phase["distinct_2_ratio"] is None else f"{phase['distinct_2_ratio']:.2f} of base",
+            _number(phase["distinct_2_ratio"]),
         )
     return table
 
@@ -87,6 +85,7 @@ def print_summary(console: Console, result: dict[str, Any]) -> None:
     console.print(phases_table(result))
     for phase in result["phases"]:
         console.print(f"  {phase['number']} {phase['name']}: {phase['description']}", style="dim", highlight=False)
+        console.print(f"    in windows of {result['options']['window']}: {' '.join(_number(w['mean']) for w in phase['windows'])}", highlight=False)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
     table.add_column(style="dim")
     table.add_column()
