@@ -41,13 +41,13 @@ def _print(learner: dict[str, Any]) -> None:
     detail = f": {learner['detail']}" if learner["detail"] and not learner["paused"] else ""
     age = learner["heartbeat_age"]
     if learner["phase"] == "stopped":
-        console.print(f"The learner is stopped{detail}", soft_wrap=True, markup=False)
+        lines = [f"The learner is stopped{detail}"]
     elif age is None or age > SILENT_SECONDS:
-        console.print(
-            f"The learner is silent: its last sign of life ({learner['phase']}{detail}) is {age or 0:.0f} s old.", soft_wrap=True, markup=False
-        )
-    elif not learner["paused"]:
-        console.print(f"The learner is {learner['phase']}{detail}", soft_wrap=True, markup=False)
+        lines = [f"The learner is silent: its last sign of life ({learner['phase']}{detail}) is {age or 0:.0f} s old."]
+    else:
+        lines = [] if learner["paused"] else [f"The learner is {learner['phase']}{detail}"]
     if learner["paused"]:
-        console.print(f"It is paused: {learner['pause_reason']}", soft_wrap=True, markup=False)
-    console.print(f"It stands on version {learner['head_version']} (update {learner['head_update']}, lineage epoch {learner['lineage_epoch']}).")
+        lines.append(f"It is paused: {learner['pause_reason']}")
+    lines.append(f"It stands on version {learner['head_version']} (update {learner['head_update']}, lineage epoch {learner['lineage_epoch']}).")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)

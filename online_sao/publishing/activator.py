@@ -112,12 +112,14 @@ class Activator:
         except Exception as error:
             # Whatever it was, weights that nobody vouches for must not serve a token more than they have. A dead engine serves none, and is
             # started again on the active version.
-            if self._engine.healthy:
-                await self._put_back(work.active)
-            if isinstance(error, LifecycleError):
-                logger.info("policy version %d was abandoned while it was being loaded: %s", work.version.version, error.message)
-            else:
-                await self._fail(work, str(error))
+            try:
+                if self._engine.healthy:
+                    await self._put_back(work.active)
+            finally:
+                if isinstance(error, LifecycleError):
+                    logger.info("policy version %d was abandoned while it was being loaded: %s", work.version.version, error.message)
+                else:
+                    await self._fail(work, str(error))
             return None
         logger.info(
             "policy version %d is live%s (%d requests in flight, paused %.3f s)",

@@ -11,7 +11,7 @@ from online_sao.errors import ConflictError, NotFoundError
 from online_sao.publishing import lifecycle
 from online_sao.storage.repositories import learner, policies, trajectories
 from online_sao.storage.session import Session
-from online_sao.storage.tables import LearnerRow, PolicyVersionRow, RollbackRow
+from online_sao.storage.tables import PolicyVersionRow, RollbackRow
 from online_sao.types import TrajectoryState, VersionState
 
 _WAITING = (TrajectoryState.PENDING, TrajectoryState.READY, TrajectoryState.CLAIMED)
@@ -59,8 +59,8 @@ async def roll_back(session: Session, version: int, *, resume: bool, reason: str
     """
     before = await learner.get(session, lock=True)
     target = await require_target(session, version)
-    epoch = before.lineage_epoch + 1
-    await _move_learner(session, before, target, resume=resume, reason=reason)
+    epoch, from_version = before.lineage_epoch + 1, before.head_version
+    await _move_learner(session, epoch, target, resume=resume, reason=reason)
     lineage = await policies.lags(session, version)
     for waiting in await policies.waiting(session):
         if waiting not in lineage:
@@ -69,7 +69,7 @@ async def roll_back(session: Session, version: int, *, resume: bool, reason: str
     await lifecycle.expire_stranded(session, stranded, lambda left: described(left, version, reason), now)
     row = RollbackRow(
         lineage_epoch=epoch,
-        from_version=before.head_version,
+        from_version=from_version,
         to_version=version,
         resume=resume,
         reason=reason,
@@ -83,8 +83,8 @@ async def roll_back(session: Session, version: int, *, resume: bool, reason: str
     return row
 
 
-async def _move_learner(session: Session, before: LearnerRow, target: PolicyVersionRow, *, resume: bool, reason: str | None) -> None:
-    await learner.begin_epoch(session, before.lineage_epoch + 1, head_version=target.version, head_update=target.update_number)
+async def _move_learner(session: Session, epoch: int, target: PolicyVersionRow, *, resume: bool, reason: str | None) -> None:
+    await learner.begin_epoch(session, epoch, head_version=target.version, head_update=target.update_number)
     if resume:
         await learner.resume(session)
     else:

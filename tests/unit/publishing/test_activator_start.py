@@ -10,18 +10,25 @@ from online_sao.storage.tables import PolicyVersionRow
 from online_sao.types import VersionState
 
 
-async def publish(database, store, version):
+async def publish(database, store, version, *, parent=None, epoch=0, served=True):
     def write(folder):
         (folder / "adapter_model.safetensors").write_bytes(bytes([version]) * 32)
 
     folder = write_version(
-        store, version=version, parent=version - 1, lineage_epoch=0, update=version, served_digest=(1.0,), base_digest="base", write_files=write
+        store,
+        version=version,
+        parent=version - 1 if parent is None else parent,
+        lineage_epoch=epoch,
+        update=version,
+        served_digest=(1.0,),
+        base_digest="base",
+        write_files=write,
     )
     now = time.time()
     row = PolicyVersionRow(
         version=version,
-        parent=version - 1,
-        lineage_epoch=0,
+        parent=version - 1 if parent is None else parent,
+        lineage_epoch=epoch,
         state=VersionState.STAGED,
         update_number=version,
         path=folder.name,
@@ -30,6 +37,8 @@ async def publish(database, store, version):
     )
     async with database.write() as session:
         await policies.insert(session, row)
+    if not served:
+        return folder
     async with database.write() as session:
         await lifecycle.move_version(session, version, VersionState.VERIFIED, now=now)
         await lifecycle.activate(session, version, now)
