@@ -79,7 +79,9 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"Schedule `{results[0]['schedule']}`, seeds {seeds}, server settings {_settings(settings)}. Median (lowest to highest) over the seeds.",
         "",
-        *_phase_table(results),
+        *_phase_table(results, ON_PROMPTS),
+        "",
+        *_phase_table(results, ON_HELD_OUT),
         "",
         *_goals(results),
         "",
@@ -104,26 +106,31 @@ def _of_phase(results: Sequence[Mapping[str, Any]], place: int) -> Callable[[str
     return lambda key: [result["summary"]["phases"][place][key] for result in results]
 
 
-def _phase_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [
-        "| Phase | Last window | Frozen control | Minus frozen | Anchor-only | Minus anchor-only | Held-out: frozen | Before | After | distinct-2 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+Column = tuple[str, str, bool]
+"""Heading, key in the summary, and whether it is a difference and gets its sign."""
+ON_PROMPTS: tuple[Column, ...] = (
+    ("Last window", "last_window_mean", False),
+    ("Frozen control", "frozen", False),
+    ("Minus frozen", "minus_frozen", True),
+    ("Anchor-only", "anchor_only", False),
+    ("Minus anchor-only", "minus_anchor_only", True),
+    ("distinct-2 of base", "distinct_2_ratio", False),
+)
+ON_HELD_OUT: tuple[Column, ...] = (
+    ("Held-out prompts: before", "held_out_before", False),
+    ("After", "held_out_after", False),
+    ("Frozen", "held_out_frozen", False),
+    ("After minus frozen", "held_out_minus_frozen", True),
+    ("After minus anchor-only", "held_out_minus_anchor_only", True),
+)
+
+
+def _phase_table(results: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
+    lines = [f"| Phase | {' | '.join(heading for heading, _, _ in columns)} |", f"|---|{'---|' * len(columns)}"]
     for place, phase in enumerate(results[0]["summary"]["phases"]):
         of = _of_phase(results, place)
-        cells = [
-            f"{phase['number']} {phase['name']}",
-            _spread(of("last_window_mean")),
-            _spread(of("frozen")),
-            _spread(of("minus_frozen"), signed=True),
-            _spread(of("anchor_only")),
-            _spread(of("minus_anchor_only"), signed=True),
-            _spread(of("held_out_frozen")),
-            _spread(of("held_out_before")),
-            _spread(of("held_out_after")),
-            _spread(of("distinct_2_ratio")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = [_spread(of(key), signed) for _, key, signed in columns]
+        lines.append(f"| {phase['number']} {phase['name']} | {' | '.join(cells)} |")
     return lines
 
 

@@ -151,6 +151,17 @@ class Service:
             page = f"/admin/policies?limit=200&before={min(updates)}"
         return updates
 
+    async def updates(self, after: int = 0) -> list[dict[str, Any]]:
+        """Updates with a number above ``after``, oldest first, with their metrics."""
+        updates: list[dict[str, Any]] = []
+        page = "/admin/updates?limit=200"
+        while data := (await self._json("GET", page))["data"]:
+            updates += [update for update in data if update["number"] > after]
+            if data[-1]["number"] <= after:
+                break
+            page = f"/admin/updates?limit=200&before={data[-1]['number']}"
+        return updates[::-1]
+
     async def _json(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
             response = await self._http.request(method, self._url + path, headers=self._headers, **arguments)

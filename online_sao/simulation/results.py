@@ -15,6 +15,7 @@ from online_sao.simulation.users import JudgedAnswer
 if TYPE_CHECKING:
     from online_sao.simulation.run import SimulationOptions
 
+UPDATE_KEYS = ("number", "accepted", "reason", "metrics", "started_at", "finished_at")
 FORMAT = 2
 """Of the result file. 1 had one phase, and its measures at the top."""
 
@@ -31,7 +32,7 @@ class PhaseMeasured:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything a run has seen. ``controls`` by phase number; times in seconds; ``updates`` by number."""
+    """Everything a run has seen. ``controls`` by phase number; times in seconds; ``updates`` in order."""
 
     controls: dict[int, Sample]
     held_out_at_start: Sample | None
@@ -40,13 +41,13 @@ class Measured:
     started_at: float = 0.0
     seconds: float = 0.0
     held_back_seconds: float = 0.0
-    updates: dict[int, dict[str, Any]] = field(default_factory=dict)
+    updates: list[dict[str, Any]] = field(default_factory=list)
 
 
 def result_of(options: SimulationOptions, plan: Plan, measured: Measured, log: CallLog, updates_of: Mapping[int, int]) -> dict[str, Any]:
     """``updates_of``: version → number of the update that made it."""
     receipts = Counter(judged.receipt["status"] for done in measured.phases for judged in done.answers if judged.receipt is not None)
-    kls = [update["metrics"].get("policy/kl_base") for update in measured.updates.values() if update["accepted"]]
+    kls = [update["metrics"].get("policy/kl_base") for update in measured.updates if update["accepted"]]
     return {
         "format": FORMAT,
         "options": {name: value for name, value in asdict(options).items() if name != "api_key"},
@@ -62,7 +63,7 @@ def result_of(options: SimulationOptions, plan: Plan, measured: Measured, log: C
             else None
         ),
         "kl_base_max": max((kl for kl in kls if kl is not None), default=None),
-        "updates": list(measured.updates.values()),
+        "updates": [{key: update[key] for key in UPDATE_KEYS} for update in measured.updates],
         "receipts": dict(receipts),
         "http": log.as_dict(),
         "interactions": [_record(judged, updates_of) for done in measured.phases for judged in done.answers],

@@ -76,20 +76,19 @@ async def simulate(options: SimulationOptions, display: Display) -> dict[str, An
     async with Service(options.url, api_key=options.api_key, max_tokens=options.max_tokens) as service:
         try:
             model = await service.model()
-            await service.status()
+            last_update = (await service.status())["last_update"]
         except CallFailedError as error:
             raise ConfigurationError(f"No service answers at {options.url} ({error}). Start one with: online-sao serve") from error
         run = _Run(service, model, plan, options, habits, display)
         measured = await run.all_phases()
         try:
             updates_of = await service.updates_of_versions()
-            await run.pressure.look()
+            measured.updates = await service.updates(after=last_update["number"] if last_update else 0)
         except CallFailedError:
             updates_of = {}  # counted as failed; the scores stand without their lags
     measured.model = model
     measured.started_at, measured.seconds = started_at, time.monotonic() - started
     measured.held_back_seconds = run.pressure.waited_seconds
-    measured.updates = dict(sorted(run.pressure.updates.items()))
     return result_of(options, plan, measured, service.log, updates_of)
 
 
@@ -178,7 +177,7 @@ class _Run:
 
     async def _learner_waits(self) -> bool:
         try:
-            status = await self.pressure.look()
+            status = await self._service.status()
         except CallFailedError:
             return False
         return bool(status["learner"]["phase"] == "waiting")

@@ -90,8 +90,6 @@ class BackPressure:
         self._in_flight = 0
         self._turn = asyncio.Lock()
         self.waited_seconds = 0.0
-        self.updates: dict[int, dict[str, Any]] = {}
-        """Every update that was seen to finish: number → accepted, reason, metrics."""
 
     async def enter(self) -> None:
         """Return when one more interaction may begin. Raises ConfigurationError when the learner takes nothing for too long."""
@@ -99,7 +97,7 @@ class BackPressure:
             started, last_backlog, last_change = time.monotonic(), -1, time.monotonic()
             while True:
                 in_flight = self._in_flight  # read first: a score that lands meanwhile is counted twice, never missed
-                status = await self.look()
+                status = await self._service.status()
                 backlog = status["pipeline"].get("ready", 0) + status["pipeline"].get("claimed", 0)
                 if backlog + in_flight < self._max_backlog:
                     break
@@ -109,13 +107,6 @@ class BackPressure:
                 await asyncio.sleep(self._poll_seconds)
             self.waited_seconds += time.monotonic() - started
             self._in_flight += 1
-
-    async def look(self) -> dict[str, Any]:
-        """The service's status; the last update it tells of is remembered. Raises CallFailedError."""
-        status = await self._service.status()
-        if (update := status.get("last_update")) is not None:
-            self.updates[update["number"]] = {key: update[key] for key in ("number", "accepted", "reason", "metrics")}
-        return status
 
     def leave(self) -> None:
         """The interaction's score has been answered, or the interaction failed."""

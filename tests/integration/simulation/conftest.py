@@ -37,6 +37,7 @@ class StandIn:
         self.app.get("/v1/feedback/{feedback_id}")(self.receipt)
         self.app.get("/admin/status")(self.status)
         self.app.get("/admin/policies")(self.policies)
+        self.app.get("/admin/updates")(self.updates)
 
     async def models(self):
         return {"object": "list", "data": [{"id": "stand-in", "object": "model", "created": 0, "owned_by": "us"}]}
@@ -97,18 +98,21 @@ class StandIn:
         older = [version for version in range(self.version, -1, -1) if version < before]
         return {"object": "list", "data": [{"version": version, "update": version} for version in older[:2]]}
 
+    @staticmethod
+    def update(number):
+        metrics = {"policy/kl_base": number / 100}
+        return {"number": number, "accepted": True, "reason": None, "metrics": metrics, "started_at": 0.0, "finished_at": 1.0}
+
+    async def updates(self, before: int = 10**6):
+        """Pages of two, newest first."""
+        older = [number for number in range(self.version, 0, -1) if number < before]
+        return {"object": "list", "data": [self.update(number) for number in older[:2]]}
+
     async def status(self):
         return {
             "pipeline": {"ready": len(self.queued), "claimed": 0},
             "learner": {"phase": "waiting", "paused": False, "pause_reason": None},
-            "last_update": {
-                "number": self.version,
-                "accepted": True,
-                "reason": None,
-                "metrics": {"policy/kl_base": self.version / 100},
-            }
-            if self.version
-            else None,
+            "last_update": self.update(self.version) if self.version else None,
         }
 
 

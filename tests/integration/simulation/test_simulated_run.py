@@ -35,7 +35,7 @@ async def test_a_run_measures_against_the_frozen_control_on_the_same_prompts(sta
     assert result["receipts"] == {"live": 40}
     assert result["http"]["non_2xx"] == 0
     assert result["kl_base_max"] == 0.05
-    assert result["updates"][-1]["number"] == 5
+    assert [update["number"] for update in result["updates"]] == [1, 2, 3, 4, 5]
     interactions = result["interactions"]
     assert [i["prompt"] for i in interactions] == [training_prompt(0, index) for index in range(40)]
     assert [i["streamed"] for i in interactions] == [False, True] * 20
@@ -77,6 +77,7 @@ async def test_a_schedule_run_in_two_parts_goes_on_where_it_was_left(stand_in):
     assert [i["index"] for i in after["interactions"]] == list(range(16, 32))
     assert after["controls"] == {}
     assert after["phases"][0]["held_out"]["before"] is not None
+    assert [update["number"] for update in before["updates"] + after["updates"]] == [1, 2, 3, 4], "each part tells of its own updates"
 
 
 async def test_neutral_scores_are_sent_while_the_true_ones_are_measured(stand_in):

@@ -52,8 +52,7 @@ class Backlog:
         self.learner = {"phase": phase, "paused": paused, "pause_reason": pause_reason}
 
     async def status(self):
-        update = {"number": 1, "accepted": True, "reason": None, "metrics": {"policy/kl_base": 0.1}, "started_at": 0.0}
-        return {"pipeline": dict(self.trajectories), "learner": self.learner, "last_update": update}
+        return {"pipeline": dict(self.trajectories), "learner": self.learner}
 
 
 async def test_users_wait_while_the_backlog_and_the_answers_under_way_reach_the_limit():
@@ -84,12 +83,6 @@ async def test_a_learner_that_stands_still_ends_the_run_and_says_why(monkeypatch
     pressure = BackPressure(Backlog(ready=99, phase="alarm", paused=True, pause_reason="self-check failed"), max_backlog=16, poll_seconds=0.01)
     with pytest.raises(ConfigurationError, match=r"phase alarm: self-check failed.*--max-backlog"):
         await asyncio.wait_for(pressure.enter(), 2)
-
-
-async def test_updates_are_remembered_while_users_wait():
-    pressure = BackPressure(Backlog(), max_backlog=1)
-    await pressure.enter()
-    assert pressure.updates == {1: {"number": 1, "accepted": True, "reason": None, "metrics": {"policy/kl_base": 0.1}}}
 
 
 def test_habits_follow_their_probabilities_and_their_seed_alone():
