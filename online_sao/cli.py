@@ -23,6 +23,8 @@ from rich.text import Text
 from online_sao.commands import learner, policies
 from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
 from online_sao.commands.doctor import doctor
+from online_sao.commands.export import export
+from online_sao.commands.replay import replay
 from online_sao.commands.simulate import simulate
 from online_sao.errors import OnlineSAOError
 
@@ -36,6 +38,8 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(doctor)
+app.command()(export)
+app.command()(replay)
 database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
 app.add_typer(database_app, name="db")

@@ -141,6 +141,8 @@ class LearningSettings(_Group):
     """Seconds between two looks at the database while waiting."""
     keep_checkpoints: int = Field(5, ge=2)
     """Newest checkpoints kept on disk."""
+    tensorboard: bool = True
+    """Write every update's metrics as TensorBoard files under data_dir/tensorboard (a few kilobytes an update)."""
     seed: int = 0
     """Seed of adapter initialisation and of the learner's random state."""
 
@@ -264,6 +266,10 @@ class Settings(BaseSettings):
     @property
     def checkpoints_dir(self) -> Path:
         return self.storage.data_dir.absolute() / "checkpoints"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        return self.storage.data_dir.absolute() / "tensorboard"
 
     def to_environment(self) -> dict[str, str]:
         """These settings as environment variables, so that a child process reads exactly the same ones."""

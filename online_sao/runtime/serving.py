@@ -25,11 +25,13 @@ from online_sao.inference.transformers_engine import TransformersEngine
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
+from online_sao.runtime import tensorboard
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
 from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
 from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
+from online_sao.runtime.tensorboard import TensorBoardLog
 from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
@@ -78,6 +80,7 @@ class Serving:
         self._renderer: Renderer | None = None
         self._problem: str | None = "the model is being loaded"
         self._clock = CautiousClock()
+        self._tensorboard = TensorBoardLog(self.database, settings.tensorboard_dir) if settings.learning.tensorboard else None
         self._owner = leases.new_owner()
         self._scheduler = Scheduler()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,6 +143,8 @@ class Serving:
             Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
         ):
             self._scheduler.add(job)
+        if self._tensorboard is not None:
+            self._scheduler.add(Job("tensorboard", tensorboard.SECONDS, self._tensorboard.advance))
         self._scheduler.start()
 
     async def drain(self) -> None:
@@ -153,6 +158,8 @@ class Serving:
         """End within shutdown_grace_seconds plus a few: running requests first, then jobs, engine and learner, at last the lease."""
         await self.drain()
         await self._scheduler.stop(grace_seconds=1.0)
+        if self._tensorboard is not None:
+            await self._tensorboard.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
