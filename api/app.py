@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 
 import api.errors
+import api.openapi
 from api.admin import alarms, control, evaluations, health, history, metrics
 from api.dashboard.mount import mount
 from api.errors import RequestContext
@@ -41,7 +42,9 @@ def create_app(settings: Settings) -> FastAPI:
             await serving.stop()
 
     # The stock docs page loads its scripts from a public host; this one brings them, as all pages here do.
-    app = FastAPIOffline(title="Online SAO", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPIOffline(
+        title="Online SAO", version=__version__, lifespan=lifespan, redoc_url=None, generate_unique_id_function=lambda route: str(route.name)
+    )
     api.errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
@@ -49,6 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(admin, prefix="/admin")
     for router in (chat.router, models.router, feedback.router, interactions.router):
         app.include_router(router, prefix="/v1")
+    api.openapi.install(app, settings.policy.name)
     # A person who types the bare address wants to see something.
     app.add_api_route("/", lambda: RedirectResponse("/dashboard"), include_in_schema=False)
     mount(app, lambda: getattr(app.state, "backend", None))

@@ -90,9 +90,24 @@ def json_body(
     return read
 
 
-def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
+_BODIES: dict[str, type[BaseModel]] = {}
+"""Every model that openapi_body was called with, by its name."""
+
+
+def openapi_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its body through json_body, so that /openapi.json shows it."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+    _BODIES[model.__name__] = model
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def body_schemas(reference: str) -> dict[str, Any]:
+    """JSON schemas of all bodies by name, those they are made of among them. ``reference``: what stands before a name in a $ref."""
+    schemas: dict[str, Any] = {}
+    for name, model in _BODIES.items():
+        schema = model.model_json_schema(ref_template=reference + "{model}")
+        schemas |= {**schema.pop("$defs", {}), name: schema}
+    return schemas
 
 
 def _refuse_constant(name: str) -> Never:

@@ -10,12 +10,14 @@ from api.dependencies import BackendDependency
 router = APIRouter()
 
 
-@router.api_route("/healthz", methods=["GET", "HEAD"])
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz")
 async def healthz() -> JSONResponse:
     return JSONResponse({"status": "alive"})
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"])
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz", responses={503: {"description": "Not ready; `missing` says what is not there, and why."}})
 async def readyz(backend: BackendDependency) -> JSONResponse:
     """503, and what is missing, until the engine serves and the database answers."""
     missing = await backend.missing()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.dependencies import BackendDependency
@@ -11,7 +11,7 @@ from api.dependencies import BackendDependency
 router = APIRouter()
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(backend: BackendDependency) -> Response:
     snapshot = await backend.status.snapshot(scores=0, versions=1, swaps=0)
     newest = await backend.evaluations.list(limit=1)

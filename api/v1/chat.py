@@ -16,6 +16,7 @@ from api.bodies import json_body, openapi_body
 from api.dependencies import BackendDependency
 from api.errors import error_object, request_id
 from api.v1.chat_format import DONE, Answer, Chunks, completion, sse
+from api.v1.responses import EVENT_STREAM, ChatCompletion
 from api.v1.schemas import ChatCompletionRequest, refuse_unsupported
 from online_sao.errors import OnlineSAOError
 from online_sao.service.chat import ChatRun
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 
-@router.post("/chat/completions", openapi_extra=openapi_body(ChatCompletionRequest))
+@router.post(
+    "/chat/completions",
+    openapi_extra=openapi_body(ChatCompletionRequest),
+    responses={200: {"model": ChatCompletion, "content": EVENT_STREAM, "description": "The completion, or a stream of its chunks."}},
+)
 async def create_chat_completion(
     request: Request,
     backend: BackendDependency,

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from api.bodies import json_body, openapi_body
 from api.dependencies import BackendDependency
+from api.v1.responses import FeedbackReceipt
 from api.v1.schemas import FeedbackRequest
 from online_sao.service.feedback import FeedbackSubmission
 from online_sao.service.receipts import Receipt
@@ -21,7 +22,15 @@ def receipt_object(receipt: Receipt) -> dict[str, Any]:
     return {**asdict(receipt), "status": receipt.status.value}
 
 
-@router.post("/feedback", status_code=201, openapi_extra=openapi_body(FeedbackRequest))
+@router.post(
+    "/feedback",
+    status_code=201,
+    openapi_extra=openapi_body(FeedbackRequest),
+    responses={
+        201: {"model": FeedbackReceipt, "description": "The receipt of a new score, which is on disk."},
+        200: {"model": FeedbackReceipt, "description": "An equal score stands already: its receipt."},
+    },
+)
 async def create_feedback(backend: BackendDependency, body: Annotated[FeedbackRequest, Depends(json_body(FeedbackRequest))]) -> JSONResponse:
     """201 with the receipt of a new score; 200 where an equal one stands already."""
     submission = FeedbackSubmission(
@@ -37,7 +46,7 @@ async def create_feedback(backend: BackendDependency, body: Annotated[FeedbackRe
     return JSONResponse(receipt_object(receipt), status_code=201 if created else 200)
 
 
-@router.get("/feedback/{feedback_id}")
+@router.get("/feedback/{feedback_id}", responses={200: {"model": FeedbackReceipt}})
 async def get_feedback(backend: BackendDependency, feedback_id: str) -> JSONResponse:
     """The receipt as it stands."""
     return JSONResponse(receipt_object(await backend.feedback.get(feedback_id)))

@@ -10,13 +10,14 @@ from fastapi.responses import JSONResponse
 from api.bodies import check_text
 from api.dependencies import BackendDependency
 from api.v1.feedback import receipt_object
+from api.v1.responses import Interaction, InteractionDeleted, InteractionPage
 from online_sao.service.interactions import LoggedChoice
 from online_sao.types import InteractionStatus
 
 router = APIRouter()
 
 
-@router.get("/interactions")
+@router.get("/interactions", responses={200: {"model": InteractionPage}})
 async def list_interactions(
     backend: BackendDependency,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
@@ -38,7 +39,7 @@ async def list_interactions(
     return JSONResponse({"object": "list", "data": data, "has_more": page.next_cursor is not None, "next_cursor": page.next_cursor})
 
 
-@router.get("/interactions/{completion_id}")
+@router.get("/interactions/{completion_id}", responses={200: {"model": Interaction}})
 async def get_interaction(backend: BackendDependency, completion_id: str) -> JSONResponse:
     """All choices of one completion, with tokens, behavior logprobs and version spans."""
     check_text(completion_id)
@@ -46,7 +47,7 @@ async def get_interaction(backend: BackendDependency, completion_id: str) -> JSO
     return JSONResponse({"id": completion_id, "object": "interaction", "choices": [{**_choice(choice), **_tokens(choice)} for choice in choices]})
 
 
-@router.delete("/interactions/{completion_id}")
+@router.delete("/interactions/{completion_id}", responses={200: {"model": InteractionDeleted}})
 async def delete_interaction(backend: BackendDependency, completion_id: str) -> JSONResponse:
     """Erase texts and tokens of all choices; counts, timing and scores stay."""
     check_text(completion_id)
@@ -54,7 +55,7 @@ async def delete_interaction(backend: BackendDependency, completion_id: str) -> 
     return JSONResponse({"id": completion_id, "object": "interaction.deleted", "deleted": True, "choices": erased})
 
 
-@router.delete("/interactions")
+@router.delete("/interactions", responses={200: {"model": InteractionDeleted}})
 async def delete_interactions(backend: BackendDependency, user: Annotated[str, Query(min_length=1, max_length=256)]) -> JSONResponse:
     """Erase everything logged under one ``user``."""
     check_text(user)

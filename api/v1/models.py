@@ -8,17 +8,18 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from api.dependencies import BackendDependency
+from api.v1.responses import Model, ModelList
 from online_sao.errors import ModelNotFoundError
 
 router = APIRouter()
 
 
-@router.get("/models")
+@router.get("/models", responses={200: {"model": ModelList}})
 async def list_models(backend: BackendDependency) -> JSONResponse:
     return JSONResponse({"object": "list", "data": await _models(backend)})
 
 
-@router.get("/models/{model_id:path}")
+@router.get("/models/{model_id:path}", responses={200: {"model": Model}})
 async def get_model(backend: BackendDependency, model_id: str) -> JSONResponse:
     for model in await _models(backend):
         if model["id"] == model_id:

@@ -16,6 +16,15 @@ MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 128
 
 
+_STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS},
+        {"type": "null"},
+    ]
+}
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
 
@@ -30,7 +39,7 @@ class ChatCompletionRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], WithJsonSchema(_STOP_SCHEMA)] = ()
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
