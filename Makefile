@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test test-unit check format install clean browser
+.PHONY: serve demo test test-unit check format install clean browser
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 serve: install
 	@exec $(BIN)/online-sao serve $(ARGS)
+
+# A server of its own, and simulated users whose wishes shift; the dashboard's address is printed. Ctrl-C ends both.
+demo: install
+	@exec $(BIN)/online-sao demo $(ARGS)
 
 test: test-unit browser
 	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from online_sao.commands import learner, policies
 from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
+from online_sao.commands.demo import demo
 from online_sao.commands.doctor import doctor
 from online_sao.commands.export import export
 from online_sao.commands.replay import replay
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulate)
+app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(replay)
@@ -116,6 +118,22 @@ def bench_swap(context: typer.Context) -> None:
     from online_sao.benchmarks.swap import main as swap
 
     raise typer.Exit(swap(context.args))
+
+
+@bench_app.command("adaptation", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_adaptation(context: typer.Context) -> None:
+    """Shift what users want, and compare what is learned with a frozen policy and with the anchor alone."""
+    from online_sao.benchmarks.adaptation import main as adaptation
+
+    raise typer.Exit(adaptation(context.args))
+
+
+@bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_base_rates(context: typer.Context) -> None:
+    """How often a model that has learned nothing pleases each simulated preference."""
+    from online_sao.benchmarks.base_rates import main as base_rates
+
+    raise typer.Exit(base_rates(context.args))
 
 
 def main() -> None:

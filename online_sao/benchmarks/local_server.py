@@ -26,23 +26,28 @@ class ServerFailedError(OnlineSAOError):
 
 
 class LocalServer:
-    """Use as a context manager: ready inside, gone outside. ``settings``: dotted names as in the settings file, "learning.threads": "1"."""
+    """Use as a context manager: ready inside, gone outside. ``settings``: dotted names as in the settings file, "learning.threads": "1".
+    ``port`` 0: a free one."""
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, data_dir: Path, settings: Mapping[str, str], port: int = 0) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir / "server.log"
         self._settings = dict(settings)
         self._process: subprocess.Popen[bytes] | None = None
+        self._port = port
         self.url = ""
 
     def __enter__(self) -> Self:
-        port = _free_port()
+        port = _free_port(self._port)
         self.url = f"http://127.0.0.1:{port}"
         self.data_dir.mkdir(parents=True, exist_ok=True)
         variables = {f"ONLINE_SAO_{name.upper().replace('.', '__')}": value for name, value in self._settings.items()}
         command = [sys.executable, "-m", "online_sao.cli", "serve", "--port", str(port), "--data-dir", str(self.data_dir)]
+        # A group of its own: Ctrl-C in the terminal reaches us alone, and the server is ended once, in its own time.
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+            )
         try:
             self._wait_ready()
         except BaseException:
@@ -69,22 +74,32 @@ class LocalServer:
         raise ServerFailedError(f"The server was not ready within {START_SECONDS:.0f} s: {self._last_line()} ({self.log_path})")
 
     def _end(self) -> None:
-        """As Ctrl-C does; killed if that takes a minute, so that nothing is left running."""
+        """As Ctrl-C does; killed if that takes a minute, or somebody presses it again. Nothing is left running."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass  # killed below
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
 
     def _last_line(self) -> str:
         lines = self.log_path.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it said nothing"
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    """``wanted``, or any free one for 0. Raises ServerFailedError where something listens there already: it would be taken for our own server."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ServerFailedError(
+                f"Port {wanted} cannot be had ({error.strerror}). Stop what listens there, or choose another with --port."
+            ) from error
         return int(probe.getsockname()[1])

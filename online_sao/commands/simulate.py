@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from online_sao.commands.common import console
+from online_sao.errors import ConfigurationError
 
 
 class Population(StrEnum):
@@ -27,6 +28,7 @@ _PHASES = "Run from this phase of the schedule on, on a service that has learned
 
 
 def simulate(
+    files: Annotated[list[Path] | None, typer.Argument(help="With --compare: result files.", show_default=False)] = None,
     url: Annotated[str, typer.Option(help="Where the service answers.")] = "http://127.0.0.1:8000",
     preference: Annotated[str, typer.Option(help="What the users like. An unknown name lists the known ones.")] = "first-person",
     scores: Annotated[int, typer.Option(min=1, help="Answers asked for and scored.")] = 160,
@@ -52,9 +54,16 @@ def simulate(
         int | None, typer.Option(min=1, help="From this phase on, send the neutral score: only the anchor then moves.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the whole result to this JSON file.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Run nothing: print the result FILES side by side.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the scores over the interactions into this PNG file.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="ONLINE_SAO_SERVER__API_TOKEN", help="Bearer token, where the server wants one.")] = None,
 ) -> None:
     """Let simulated users chat and score by a rule, and measure what the policy learns. Exit code 1 if any call was not answered 2xx."""
+    if compare:
+        _compare(files or [], plot)
+        return
+    if files:
+        raise ConfigurationError(f"{files[0]}: result files are for --compare.")
     from online_sao.simulation.run import SimulationOptions
 
     options = SimulationOptions(
@@ -77,6 +86,8 @@ def simulate(
         api_key=api_key,
     )
     result = _run(options, out)
+    if plot is not None:
+        _plot([result], [options.schedule], plot)
     raise typer.Exit(1 if result["http"]["non_2xx"] else 0)
 
 
@@ -91,3 +102,24 @@ def _run(options: Any, out: Path | None) -> dict[str, Any]:
         out.write_text(json.dumps(result, indent=1) + "\n")
     print_summary(console, result)
     return result
+
+
+def _compare(files: list[Path], plot: Path | None) -> None:
+    if not files:
+        raise ConfigurationError("--compare needs result files: online-sao simulate --compare A.json B.json")
+    from online_sao.simulation.comparison import comparison_table, labels, load_results
+
+    results = load_results(files)
+    console.print(comparison_table(results, labels(files)))
+    if plot is not None:
+        _plot(results, labels(files), plot)
+
+
+def _plot(results: list[dict[str, Any]], names: list[str], path: Path) -> None:
+    try:
+        from online_sao.benchmarks.adaptation_plots import write_comparison
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"Plots need {error.name}: pip install 'online-sao[plots]'") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_comparison(results, names, path)
+    console.print(f"wrote {path}", soft_wrap=True)
