@@ -6,27 +6,19 @@ It reads what the database already has, so it can be switched on late, and kille
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tensorboardX import SummaryWriter
 
 from online_sao.storage.repositories import updates
 from online_sao.storage.session import Database
+from online_sao.storage.tables import UpdateRow
 
 SECONDS = 5.0
 """Between two looks at the database."""
 _LAST = "last_step"
-
-
-class _Update(Protocol):
-    @property
-    def update_number(self) -> int: ...
-    @property
-    def metrics(self) -> Mapping[str, float | None]: ...
-    @property
-    def finished_at(self) -> float: ...
 
 
 class MetricFiles:
@@ -43,7 +35,8 @@ class MetricFiles:
         """Metrics that were not finite (null) are left out. ``at``: Unix seconds. Blocking; on disk when ``flush`` returns."""
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = SummaryWriter(str(self._folder), purge_step=self.last_step + 1)
+            # Files are named by the second: a quick restart would overwrite the one before.
+            self._writer = SummaryWriter(str(self._folder), purge_step=self.last_step + 1, filename_suffix=f".{uuid.uuid4().hex[:8]}")
         for name, value in metrics.items():
             if value is not None:
                 self._writer.add_scalar(name, value, step, walltime=at)
@@ -85,7 +78,7 @@ class TensorBoardLog:
             await asyncio.to_thread(self._files.close)
 
     @staticmethod
-    def _write(files: MetricFiles, rows: list[_Update] | tuple[_Update, ...]) -> None:
+    def _write(files: MetricFiles, rows: Sequence[UpdateRow]) -> None:
         for row in rows:
             files.write(row.update_number, row.metrics, row.finished_at)
         files.flush()
