@@ -1,12 +1,15 @@
 """Trajectories to packed batches. Owns the layout of one training pass; knows nothing of models, advantages or losses.
 
-Packing, not padding: trajectories stand one after the other in one row, and position ids that restart at 0 keep them apart.
+Packing, not padding: trajectories stand one after the other in one row, segment ids keep them apart, and what they all begin with (a system prompt,
+the template's opening) stands there once. A token is computed only if something is read from it: the last action token is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +19,19 @@ from online_sao.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class PackedMicrobatch:
-    """Whole trajectories in one row of T tokens, N of them action tokens. Action tokens of one trajectory are contiguous in [N], in order."""
+    """Whole trajectories in one row of T tokens, with N action tokens. Action tokens of one trajectory are contiguous in [N], in order."""
 
     input_ids: Tensor
     """[T] long."""
     position_ids: Tensor
-    """[T] long: restarts at 0 with each trajectory."""
-    action_positions: Tensor
-    """[N] long: where in T each action token a_t stands. Its logits and its value are those of position ``action_positions − 1``."""
+    """[T] long: each token's place in its own trajectory, from 0."""
+    segment_ids: Tensor
+    """[T] long: 0 for the prefix that all trajectories of the row begin with, then 1, 2, … for each one's own tokens. A token attends to earlier
+    tokens of segment 0 and of its own segment."""
+    state_positions: Tensor
+    """[N] long: where in T the state stands that produces the action token: its logits and its value are read there, one token before it."""
     action_ids: Tensor
-    """[N] long: the action tokens, input_ids[action_positions]."""
+    """[N] long: the action tokens."""
     trajectory_index: Tensor
     """[N] long: index into TrainBatch.trajectories."""
     behavior_logprobs: Tensor
@@ -60,43 +66,79 @@ def pack(trajectories: Sequence[Trajectory], max_tokens: int) -> TrainBatch:
         raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     for trajectory in trajectories:
         _check(trajectory)
-    bins: list[list[int]] = []
-    free: list[int] = []
+    rows: list[_Row] = []
     for index in sorted(range(len(trajectories)), key=lambda i: (-len(trajectories[i].token_ids), i)):
-        length = len(trajectories[index].token_ids)
-        chosen = next((i for i, room in enumerate(free) if room >= length), None)
-        if chosen is None:
-            bins.append([])
-            free.append(max_tokens)
-            chosen = len(bins) - 1
-        bins[chosen].append(index)
-        free[chosen] -= length
+        fitting = (row for row in rows if row.length_with(trajectories[index]) <= max_tokens)
+        row = next(fitting, None)
+        if row is None:
+            row = _Row()
+            rows.append(row)
+        row.add(index, trajectories[index])
     return TrainBatch(
-        microbatches=tuple(_concatenate(trajectories, indices) for indices in bins),
+        microbatches=tuple(row.build() for row in rows),
         trajectories=tuple(trajectories),
         num_action_tokens=sum(trajectory.num_action_tokens for trajectory in trajectories),
     )
 
 
-def _concatenate(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> PackedMicrobatch:
-    chosen = [trajectories[index] for index in indices]
-    loss_mask = torch.tensor([flag for trajectory in chosen for flag in trajectory.loss_mask])
-    input_ids = torch.tensor([token for trajectory in chosen for token in trajectory.token_ids], dtype=torch.long)
-    owner = torch.tensor([index for index in indices for _ in trajectories[index].token_ids], dtype=torch.long)
+@dataclass(slots=True)
+class _Row:
+    """A microbatch in the making: ``prefix`` is the beginning its trajectories share, all of it before anyone's first action token."""
 
-    def on_actions(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32)[loss_mask]
+    indices: list[int] = field(default_factory=list)
+    members: list[Trajectory] = field(default_factory=list)
+    prefix: Sequence[int] = ()
 
-    return PackedMicrobatch(
-        input_ids=input_ids,
-        position_ids=torch.cat([torch.arange(len(trajectory.token_ids)) for trajectory in chosen]),
-        action_positions=loss_mask.nonzero().squeeze(-1),
-        action_ids=input_ids[loss_mask],
-        trajectory_index=owner[loss_mask],
-        behavior_logprobs=on_actions([value for trajectory in chosen for value in trajectory.behavior_logprobs]),
-        temperatures=on_actions([value for trajectory in chosen for value in trajectory.temperatures]),
-        rewards=on_actions([value for trajectory in chosen for value in trajectory.rewards]),
-    )
+    def length_with(self, trajectory: Trajectory) -> int:
+        """Tokens T of the row, were ``trajectory`` added to it."""
+        shared = len(self._shared(trajectory))
+        return shared + sum(_num_states(member) - shared for member in (*self.members, trajectory))
+
+    def add(self, index: int, trajectory: Trajectory) -> None:
+        self.prefix = self._shared(trajectory)
+        self.indices.append(index)
+        self.members.append(trajectory)
+
+    def _shared(self, trajectory: Trajectory) -> Sequence[int]:
+        prompt = trajectory.token_ids[: trajectory.loss_mask.index(True)]
+        if not self.members:
+            return prompt
+        return prompt[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.prefix, prompt, strict=False)))]
+
+    def build(self) -> PackedMicrobatch:
+        shared = len(self.prefix) if len(self.members) > 1 else 0
+        input_ids = list(self.prefix[:shared])
+        position_ids, segment_ids = list(range(shared)), [0] * shared
+        state_positions: list[int] = []
+        for segment, member in enumerate(self.members, start=1):
+            offset = len(input_ids) - shared
+            own = range(shared, _num_states(member))
+            input_ids += member.token_ids[shared : own.stop]
+            position_ids += own
+            segment_ids += [segment] * len(own)
+            states = (t - 1 for t, is_action in enumerate(member.loss_mask) if is_action)
+            state_positions += [state if state < shared else state + offset for state in states]
+        loss_mask = torch.tensor([flag for member in self.members for flag in member.loss_mask])
+
+        def on_actions(values: list[Any], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype)[loss_mask]
+
+        return PackedMicrobatch(
+            input_ids=torch.tensor(input_ids, dtype=torch.long),
+            position_ids=torch.tensor(position_ids, dtype=torch.long),
+            segment_ids=torch.tensor(segment_ids, dtype=torch.long),
+            state_positions=torch.tensor(state_positions, dtype=torch.long),
+            action_ids=on_actions([token for member in self.members for token in member.token_ids], torch.long),
+            trajectory_index=on_actions([i for i, member in zip(self.indices, self.members, strict=True) for _ in member.token_ids], torch.long),
+            behavior_logprobs=on_actions([value for member in self.members for value in member.behavior_logprobs]),
+            temperatures=on_actions([value for member in self.members for value in member.temperatures]),
+            rewards=on_actions([value for member in self.members for value in member.rewards]),
+        )
+
+
+def _num_states(trajectory: Trajectory) -> int:
+    """Tokens whose states are read: all before the last action token."""
+    return len(trajectory.loss_mask) - 1 - trajectory.loss_mask[::-1].index(True)
 
 
 def _check(trajectory: Trajectory) -> None:

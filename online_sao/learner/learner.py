@@ -218,7 +218,7 @@ class Learner:
         """Log-probabilities of ``token_ids`` after ``prompt_ids`` (at least one) under the policy as it stands, at ``temperature``."""
         ids = torch.tensor([*prompt_ids, *token_ids])
         positions = torch.arange(len(prompt_ids), len(ids))
-        logits = self.policy.logits(self.policy.states(ids, torch.arange(len(ids)), positions))
+        logits = self.policy.logits(self.policy.states(ids, torch.arange(len(ids)), torch.zeros_like(ids), positions - 1))
         logprobs: list[float] = token_logprobs(logits, ids[positions], torch.full((len(positions),), temperature)).tolist()
         return logprobs
 
@@ -324,8 +324,8 @@ class Learner:
             parameter.copy_(tensors[name])
 
 
-def _inputs(microbatch: PackedMicrobatch) -> tuple[Tensor, Tensor, Tensor]:
-    return microbatch.input_ids, microbatch.position_ids, microbatch.action_positions
+def _inputs(microbatch: PackedMicrobatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return microbatch.input_ids, microbatch.position_ids, microbatch.segment_ids, microbatch.state_positions
 
 
 def _all(tensor: Tensor) -> Tensor:

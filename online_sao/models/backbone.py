@@ -74,16 +74,32 @@ class Backbone:
             halves.setdefault(path, {})[half] = parameter.detach()
         return Adapter({path: (pair["A"], pair["B"]) for path, pair in halves.items()}, self.lora_alpha / self.lora_rank)
 
-    def hidden(self, adapter: AdapterName | None, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Final hidden states [T, H] of one packed sequence. ``position_ids`` [T] restart at 0 where a new trajectory begins.
+    def hidden(self, adapter: AdapterName | None, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
+        """Final hidden states [T, H] of one packed row (experience.batching): a token sees earlier ones of segment 0 and of its own segment.
 
-        ``adapter`` None is the base model. The restarts alone keep the trajectories apart, and only without a cache: with one, transformers takes
-        the positions for a continuation and lets every trajectory attend to those packed before it.
+        ``adapter`` None is the base model. Never with a cache: transformers would take the positions for a continuation of it.
         """
         self._activate(adapter)
-        output = self._causal_model.model(input_ids=input_ids.unsqueeze(0), position_ids=position_ids.unsqueeze(0), use_cache=False)
+        output = self._causal_model.model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            attention_mask=self._attention_mask(position_ids, segment_ids),
+            use_cache=False,
+        )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+    def _attention_mask(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor | dict[str, Tensor]:
+        """[1, 1, T, T] bool, True where the row may look at the column; by kind of layer where the model has more than one."""
+        order = torch.arange(len(segment_ids), device=segment_ids.device)
+        mask = (order[:, None] >= order) & ((segment_ids == 0) | (segment_ids[:, None] == segment_ids))
+        config = self._causal_model.config
+        window = getattr(config, "sliding_window", None)
+        near = mask if window is None else mask & (position_ids[:, None] - position_ids < window)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if len(kinds) > 1 or "sliding_attention" in kinds:
+            return {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
+        return (mask if kinds else near)[None, None]
 
     def head(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [N, V] of hidden states [N, H]. The output matrix is by far the largest: give it only the positions needed."""

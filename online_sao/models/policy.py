@@ -23,14 +23,14 @@ class PolicyModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         return self._backbone.adapter_parameters("policy")
 
-    def states(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
-        """Hidden states [N, H] that produce the tokens at ``action_positions`` [N] of a packed sequence [T], with gradient."""
-        return self._backbone.hidden("policy", input_ids, position_ids)[action_positions - 1]
+    def states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
+        """Hidden states [N, H] at ``state_positions`` [N] of a packed row [T]: each produces one action token. With gradient."""
+        return self._backbone.hidden("policy", input_ids, position_ids, segment_ids)[state_positions]
 
     @torch.no_grad()
-    def base_states(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
+    def base_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
         """As ``states``, of the base policy."""
-        return self._backbone.hidden(None, input_ids, position_ids)[action_positions - 1]
+        return self._backbone.hidden(None, input_ids, position_ids, segment_ids)[state_positions]
 
     def logits(self, states: Tensor) -> Tensor:
         """Vocabulary logits [N, V], not tempered, of ``states`` or ``base_states`` [N, H]: the head is frozen, and the same for both."""

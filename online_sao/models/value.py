@@ -28,13 +28,13 @@ class ValueModel:
         head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}
         return {**self._backbone.adapter_parameters("value"), **head}
 
-    def values(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
-        """V(a_t) [N] for the tokens at ``action_positions`` [N] of a packed sequence [T], read one position before a_t: the state that
-        produces a_t. Read at a_t itself the baseline would depend on the action and bias the gradient. With gradient."""
-        hidden = self._backbone.hidden("value", input_ids, position_ids)[action_positions - 1]
+    def values(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
+        """V(a_t) [N] of the N action tokens of a packed row [T], read at ``state_positions``: the states that produce them. Read at a_t itself
+        the baseline would depend on the action and bias the gradient. With gradient."""
+        hidden = self._backbone.hidden("value", input_ids, position_ids, segment_ids)[state_positions]
         values: Tensor = self.head(hidden).squeeze(-1)
         return values
 
     @torch.no_grad()
-    def values_without_gradient(self, input_ids: Tensor, position_ids: Tensor, action_positions: Tensor) -> Tensor:
-        return self.values(input_ids, position_ids, action_positions)
+    def values_without_gradient(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
+        return self.values(input_ids, position_ids, segment_ids, state_positions)

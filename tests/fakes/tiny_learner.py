@@ -76,7 +76,7 @@ class Bench:
     @torch.no_grad()
     def _next_logits(self, ids: list[int]) -> torch.Tensor:
         tokens = torch.tensor(ids)
-        states = self.learner.policy.states(tokens, torch.arange(len(ids)), torch.tensor([len(ids)]))
+        states = self.learner.policy.states(tokens, torch.arange(len(ids)), torch.zeros_like(tokens), torch.tensor([len(ids) - 1]))
         return self.learner.policy.logits(states)[0]
 
     def policy(self) -> dict[str, torch.Tensor]:

@@ -57,7 +57,7 @@ def test_packed_trajectories_do_not_see_each_other(bench):
     bench.learner.update(bench.batch())
     packed = bench.batch(first_id=20)
     (microbatch,) = packed.microbatches
-    inputs = (microbatch.input_ids, microbatch.position_ids, microbatch.action_positions)
+    inputs = (microbatch.input_ids, microbatch.position_ids, microbatch.segment_ids, microbatch.state_positions)
     learner = bench.learner
     with torch.no_grad():
         together = token_logprobs(learner.policy.logits(learner.policy.states(*inputs)), microbatch.action_ids, microbatch.temperatures)
@@ -67,7 +67,7 @@ def test_packed_trajectories_do_not_see_each_other(bench):
     for index, trajectory in enumerate(packed.trajectories):
         (alone,) = pack([trajectory], 1000).microbatches
         own = microbatch.trajectory_index == index
-        single = (alone.input_ids, alone.position_ids, alone.action_positions)
+        single = (alone.input_ids, alone.position_ids, alone.segment_ids, alone.state_positions)
         with torch.no_grad():
             logprobs = token_logprobs(learner.policy.logits(learner.policy.states(*single)), alone.action_ids, alone.temperatures)
         torch.testing.assert_close(together[own], logprobs, atol=1e-5, rtol=0)
@@ -195,7 +195,7 @@ def test_advantages_are_made_from_fresh_values_and_unmoved_rewards(make_bench):
     for trajectory, inputs in zip(batch.trajectories, seen, strict=True):
         (alone,) = pack([trajectory], 1000).microbatches
         # The policy update moves no value weight, so the value model still stands where it stood when the advantages were made.
-        fresh = bench.learner.value.values_without_gradient(alone.input_ids, alone.position_ids, alone.action_positions)
+        fresh = bench.learner.value.values_without_gradient(alone.input_ids, alone.position_ids, alone.segment_ids, alone.state_positions)
         torch.testing.assert_close(inputs.values, fresh, atol=1e-6, rtol=0)
         assert inputs.rewards.tolist() == pytest.approx([r for r, m in zip(trajectory.rewards, trajectory.loss_mask, strict=True) if m])
         assert bool(inputs.loss_mask.all())
