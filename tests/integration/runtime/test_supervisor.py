@@ -105,3 +105,29 @@ async def test_one_that_ignores_the_request_is_killed_with_all_its_own(monkeypat
     assert supervisor.pid is None
     psutil.wait_procs([grandchild], timeout=2)
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_one_that_cannot_work_is_left_alone_until_something_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.05)
+    log, cure = tmp_path / "starts", tmp_path / "cure"
+    script = 'echo started >> "$WHERE"; test -e "$CURE" && exec sleep 60; exit 2'
+    supervisor = Supervisor({"WHERE": str(log), "CURE": str(cure)}, ["/bin/sh", "-c", script])
+    await polled(supervisor, 1.0)
+    assert (supervisor.gave_up, _content(log).count("started"), supervisor.pid) == (True, 1, None)
+    supervisor.retry()
+    await polled(supervisor, 1.0)
+    assert (supervisor.gave_up, _content(log).count("started")) == (True, 2), "tried once more, and given up again"
+    cure.touch()
+    supervisor.retry()
+    await polled(supervisor, 0.5)
+    assert (supervisor.gave_up, supervisor.pid is not None) == (False, True)
+    await supervisor.stop()
+
+
+async def test_one_that_is_told_to_come_back_later_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.05)
+    log = tmp_path / "starts"
+    supervisor = Supervisor({"WHERE": str(log)}, ["/bin/sh", "-c", 'echo started >> "$WHERE"; exit 3'])
+    await polled(supervisor, 1.0)
+    assert (supervisor.gave_up, _content(log).count("started") >= 2) == (False, True), "another learner's lease may end"
+    await supervisor.stop()
