@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from online_sao.algorithm.advantages import length_adaptive_lambda, skip_observation_gae
+from online_sao.algorithm.advantages import length_adaptive_lambda, monte_carlo_returns, skip_observation_gae
+from online_sao.algorithm.calibration import PastReturns, calibrate
 from online_sao.algorithm.importance import TokenWeights, dis
 
 Preset = Literal["live", "paper"]
@@ -41,9 +42,10 @@ class TokenWeigher(Protocol):
 
 
 class AdvantageEstimator(Protocol):
-    """Gives credit to a whole batch at once (some baselines compare trajectories). Returns one advantages[T] per trajectory, 0 off its mask."""
+    """Gives credit to a whole batch at once (some baselines compare trajectories), in sight of what earlier ones earned (``history``, oldest
+    first). Returns one advantages[T] per trajectory, 0 off its mask."""
 
-    def __call__(self, recipe: Recipe, trajectories: Sequence[CreditInputs], /) -> tuple[Tensor, ...]: ...
+    def __call__(self, recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns], /) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class Recipe:
     """Discount per action token."""
     lambda_alpha: float = 1.5
     """α of λ_policy = max(0, 1 − 1/(α·l))."""
+    calibration_half_life: float = 64.0
+    """Trajectories after which an outcome weighs half in the critic's calibration. Used by calibrated credit alone."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
@@ -84,7 +88,16 @@ class Recipe:
     """Policy updates one trajectory may take part in."""
 
     def __post_init__(self) -> None:
-        positive = ("epsilon_low", "epsilon_high", "policy_learning_rate", "value_learning_rate", "batch_size", "lambda_alpha", "gradient_clip")
+        positive = (
+            "epsilon_low",
+            "epsilon_high",
+            "policy_learning_rate",
+            "value_learning_rate",
+            "batch_size",
+            "lambda_alpha",
+            "gradient_clip",
+            "calibration_half_life",
+        )
         not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "max_policy_lag", "weight_decay")
         for field_name in positive:
             if not getattr(self, field_name) > 0:
@@ -101,9 +114,10 @@ class Recipe:
         """Weights of N action tokens, all four inputs [N]. Whole trajectories only, so that a treatment may look across one."""
         return self.weigh(self, current_logprobs, behavior_logprobs, advantages, trajectory_index)
 
-    def advantages(self, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]:
-        """advantages[T] of every trajectory of the batch, in the same order, detached, 0 off the mask."""
-        return self.credit(self, trajectories)
+    def advantages(self, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
+        """advantages[T] of every trajectory of the batch, in the same order, detached, 0 off the mask. ``history``: earlier trajectories, oldest
+        first, none of this batch."""
+        return self.credit(self, trajectories, history)
 
 
 def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:
@@ -111,7 +125,7 @@ def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Ten
     return dis(current_logprobs, behavior_logprobs, recipe.epsilon_low, recipe.epsilon_high)
 
 
-def critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[Tensor, ...]:
+def critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
     """Skip-observation GAE against the value model, λ adapted to each trajectory's own length. Not normalised: a spread can vanish."""
     return tuple(
         skip_observation_gae(
@@ -123,6 +137,21 @@ def critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs]) -> t
         )
         for trajectory in trajectories
     )
+
+
+def calibrated_critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
+    """``critic_advantages`` with the value model's values calibrated by what they explained of the latest returns (calibration.py): the critic is
+    used as far as it has earned it, and a recent mean of returns takes its place where it has not. The first batch, with nothing before it, is
+    its own history."""
+    own = [(_returns(recipe, trajectory), trajectory.values[trajectory.loss_mask]) for trajectory in trajectories]
+    calibration = calibrate(history or own, recipe.calibration_half_life)
+    if calibration is not None:
+        trajectories = [dataclasses.replace(trajectory, values=calibration(trajectory.values)) for trajectory in trajectories]
+    return critic_advantages(recipe, trajectories)
+
+
+def _returns(recipe: Recipe, trajectory: CreditInputs) -> Tensor:
+    return monte_carlo_returns(trajectory.rewards, trajectory.loss_mask, recipe.gamma)[trajectory.loss_mask]
 
 
 _SAO_PAPER = Recipe(
@@ -143,6 +172,7 @@ _SAO_PAPER = Recipe(
 _SAO_LIVE = dataclasses.replace(
     _SAO_PAPER,
     preset="live",
+    credit=calibrated_critic_advantages,
     policy_learning_rate=5e-4,
     value_learning_rate=1e-3,
     batch_size=8,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from online_sao.algorithm.advantages import monte_carlo_returns
+from online_sao.algorithm.calibration import calibrate
 from online_sao.algorithm.diagnostics import entropy, explained_variance
 from online_sao.algorithm.losses import anchor_loss, policy_loss, value_loss
 from online_sao.algorithm.recipes import CreditInputs, Recipe
@@ -98,13 +99,16 @@ class Learner:
         returns = [monte_carlo_returns(reward, _all(reward), gamma) for reward in rewards]
         value_pass = self._train_values(batch, by_microbatch(batch, returns), check)
         values = self._read_values(batch, check) if value_pass.updates else by_trajectory(batch, value_pass.values_before)
-        advantages = by_microbatch(batch, self.recipe.advantages([CreditInputs(r, v, _all(r)) for r, v in zip(rewards, values, strict=True)]))
+        credit_inputs = [CreditInputs(r, v, _all(r)) for r, v in zip(rewards, values, strict=True)]
+        history = tuple(self._window)
+        advantages = by_microbatch(batch, self.recipe.advantages(credit_inputs, history))
+        calibration = calibrate(history, self.recipe.calibration_half_life)
         policy_pass = self._train_policy(batch, advantages, check)
         self.updates += 1
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
         metrics = {
             **policy_metrics(policy_pass, advantages),
-            **value_metrics(value_pass, self._explained_variance(), len(self._window)),
+            **value_metrics(value_pass, self._explained_variance(), len(self._window), calibration.slope if calibration else 0.0),
             **data_metrics(batch),
         }
         return UpdateReport(

@@ -91,12 +91,13 @@ def policy_metrics(result: PolicyPass, advantages: Sequence[Tensor]) -> dict[str
     return _prefixed("policy", named)
 
 
-def value_metrics(result: ValuePass, explained_variance: Tensor, window: int) -> dict[str, float]:
+def value_metrics(result: ValuePass, explained_variance: Tensor, window: int, calibration_slope: float) -> dict[str, float]:
     named = {
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "explained_variance": explained_variance,
         "explained_variance_trajectories": window,
+        "calibration_slope": calibration_slope,
         "mean": torch.cat(result.values_before).mean(),
         "updates": result.updates,
         "seconds": result.seconds,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from online_sao.algorithm.recipes import recipe
+from online_sao.algorithm.recipes import critic_advantages, recipe
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.learner import Learner
 from online_sao.types import Trajectory
@@ -87,13 +87,14 @@ class Bench:
 
 
 def make_bench(*, lora_rank: int = 4, **numbers: Any) -> Bench:
-    """``live`` numbers made quick (large steps, no warm-up, no anchor), and whatever is overridden."""
+    """``live`` numbers made quick (large steps, no warm-up, no anchor), the critic as it stands, and whatever is overridden."""
     chosen = {
         "policy_learning_rate": 1e-2,
         "value_learning_rate": 1e-2,
         "value_updates": 2,
         "value_warmup_updates": 0,
         "anchor_coefficient": 0.0,
+        "credit": critic_advantages,
         **numbers,
     }
     return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=0))

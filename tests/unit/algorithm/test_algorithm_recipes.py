@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from online_sao.algorithm.advantages import skip_observation_gae
+from online_sao.algorithm.calibration import PastReturns, calibrate
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.recipes import CreditInputs, Recipe, recipe
 
@@ -23,7 +24,9 @@ def numbers_of(chosen: Recipe) -> dict[str, object]:
     }
 
 
-OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1}
+OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1} | {
+    "calibration_half_life": 64.0
+}
 
 
 def test_numbers_of_the_paper_preset() -> None:
@@ -92,21 +95,47 @@ def test_advantages_adapt_lambda_to_each_trajectorys_own_action_tokens() -> None
     """Lengths 1 and 3 (of 4 tokens): lambda 1/3 and 7/9. With values 0 and reward 1 at the end, A = (49/81, 7/9, 1)."""
     short = CreditInputs(rewards=t(0, 1), values=t(0, 0.25), loss_mask=torch.tensor([False, True]))
     long = CreditInputs(rewards=t(0, 0, 0, 1), values=t(5, 0, 0, 0), loss_mask=torch.tensor([False, True, True, True]))
-    first, second = recipe().advantages([short, long])
+    first, second = recipe("sao", "paper").advantages([short, long])
     assert first.tolist() == pytest.approx([0.0, 0.75], abs=1e-12)
     assert second.tolist() == pytest.approx([0.0, 49 / 81, 7 / 9, 1.0], abs=1e-12)
 
 
-def test_advantages_are_not_normalised_even_when_all_are_alike() -> None:
+@pytest.mark.parametrize("preset", ["live", "paper"])
+def test_advantages_are_not_normalised_even_when_all_are_alike(preset: str) -> None:
     inputs = CreditInputs(rewards=t(0.5), values=t(0.1), loss_mask=torch.tensor([True]))
-    assert [a.item() for a in recipe().advantages([inputs, inputs, inputs])] == pytest.approx([0.4, 0.4, 0.4], abs=1e-12)
+    perfect = [(t(-1), t(-1)), (t(1), t(1))]  # a critic whose values are the returns
+    advantages = [a.item() for a in recipe("sao", preset).advantages([inputs, inputs, inputs], perfect)]
+    assert advantages == pytest.approx([0.4, 0.4, 0.4], abs=0.01)
+
+
+def test_live_uses_the_critic_as_far_as_it_explained_what_came_before() -> None:
+    inputs = CreditInputs(rewards=t(0, 1), values=t(5, 9), loss_mask=torch.tensor([False, True]))
+    useless = [(t(0.25), t(0)), (t(0.25), t(1)), (t(0.25), t(0))]
+    assert recipe("sao", "live").advantages([inputs], useless)[0].tolist() == pytest.approx([0.0, 0.75])
+    assert recipe("sao", "paper").advantages([inputs], useless)[0].tolist() == pytest.approx([0.0, -8.0])
+    opposite = [(t(1), t(0)), (t(-1), t(1))]
+    calibration = calibrate(opposite, recipe().calibration_half_life)
+    assert calibration is not None
+    assert calibration.slope == 0.0
+    assert recipe("sao", "live").advantages([inputs], opposite)[0].tolist() == pytest.approx([0.0, 1 - calibration.return_mean])
+
+
+def test_live_without_a_past_takes_the_batch_for_it() -> None:
+    inputs = [CreditInputs(t(0, reward), t(0, 0), torch.tensor([False, True])) for reward in (1.0, 0.0)]
+    # Two trajectories, the older of weight 2^(-1/64): the mean return is a little below one half.
+    mean = 0.5 ** (1 / 64) / (1 + 0.5 ** (1 / 64))
+    assert [a[1].item() for a in recipe("sao", "live").advantages(inputs)] == pytest.approx([1 - mean, -mean])
 
 
 def test_gamma_and_alpha_of_the_recipe_are_used() -> None:
     inputs = CreditInputs(rewards=t(0, 1), values=t(0.5, 0.25), loss_mask=torch.tensor([True, True]))
-    chosen = recipe(gamma=0.5, lambda_alpha=1.0)
+    chosen = recipe("sao", "paper", gamma=0.5, lambda_alpha=1.0)
     expected = skip_observation_gae(inputs.rewards, inputs.values, inputs.loss_mask, 0.5, 0.5)
     assert torch.equal(chosen.advantages([inputs])[0], expected)
+    ours = recipe("sao", "live", gamma=0.5, lambda_alpha=1.0)
+    # No past: the batch's own returns (0.5, 1) against its own values. Falling values explain rising returns not at all.
+    constant = torch.full((2,), 0.75)
+    assert torch.allclose(ours.advantages([inputs])[0], skip_observation_gae(inputs.rewards, constant, inputs.loss_mask, 0.5, 0.5), atol=1e-6)
 
 
 def test_another_algorithm_is_another_pair_of_functions() -> None:
@@ -119,7 +148,7 @@ def test_another_algorithm_is_another_pair_of_functions() -> None:
         kept = ~(high | low)
         return TokenWeights(torch.where(kept, ratio, 0.0), kept, low, high, torch.zeros_like(kept))
 
-    def batch_mean(recipe: Recipe, trajectories: Sequence[CreditInputs]) -> tuple[torch.Tensor, ...]:
+    def batch_mean(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns]) -> tuple[torch.Tensor, ...]:
         totals = torch.stack([trajectory.rewards.sum() for trajectory in trajectories])
         return tuple((total - totals.mean()) * inputs.loss_mask for total, inputs in zip(totals, trajectories, strict=True))
 

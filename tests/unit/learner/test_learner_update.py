@@ -181,9 +181,9 @@ def test_the_anchor_pulls_towards_the_base(make_bench):
 def test_advantages_are_made_from_fresh_values_and_unmoved_rewards(make_bench):
     seen: list[CreditInputs] = []
 
-    def spy(recipe: Recipe, trajectories):
+    def spy(recipe: Recipe, trajectories, history):
         seen.extend(trajectories)
-        return critic_advantages(recipe, trajectories)
+        return critic_advantages(recipe, trajectories, history)
 
     bench = make_bench()
     bench.learner.recipe = dataclasses.replace(bench.learner.recipe, credit=spy)
