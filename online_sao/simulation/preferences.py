@@ -138,7 +138,7 @@ class Preference:
 
 PREFERENCES = {
     "first-person": Rule("Speaks of itself (I, my, me), and never says you.", first_person, (0, 2), 1, 0.13, 0.19),
-    "second-person": Rule("Speaks to the reader (you, your), and never says I.", second_person, (0, 2), 1, 0.12, 0.18),
+    "second-person": Rule("Speaks to the reader (you, your), and never says I.", second_person, (0, 2), 1, 0.11, 0.18),
     "plain-words": Rule("Uses short words: mean length 3.8 letters or less at best.", mean_word_length, (4.6, 3.8), 4.1, 0.27, 0.21),
     "ornate-words": Rule("Uses long words: mean length 5.6 letters or more at best.", mean_word_length, (4.8, 5.6), 5.2, 0.17, 0.16),
     "past-tense": Rule("Tells of what was or has been done: was, went, words in -ed.", past_words, (0, 2), 1, 0.25, 0.38),
