@@ -17,7 +17,8 @@ import httpx
 
 from online_sao.errors import OnlineSAOError
 
-START_SECONDS = 300.0
+START_SECONDS = 900.0
+"""A machine that other runs keep busy takes minutes to import torch and load a model."""
 STOP_SECONDS = 60.0
 
 
