@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request
@@ -48,6 +49,10 @@ class Backend(Protocol):
     def meters(self) -> Meters: ...
     @property
     def engine(self) -> InferenceEngine | None: ...
+
+    @property
+    def describe_token(self) -> Callable[[int], tuple[str, tuple[int, ...] | None]] | None:
+        """Token id → (text, bytes; None for a special token); None until the model is loaded."""
 
     async def missing(self) -> dict[str, str]:
         """What keeps the server from answering chats: part → why."""

@@ -42,6 +42,9 @@ _WORDS = {
     "policy/seconds": MetricWords("Seconds", "Time in the policy's passes", digits=1),
     "value/explained_variance": MetricWords("Explained variance", "1: predicts every score; 0: no better than a constant; below 0: worse"),
     "value/explained_variance_trajectories": MetricWords("… measured over", "Trajectories in that figure", "count"),
+    "value/calibration_slope": MetricWords(
+        "Calibration", "Slope of the scores over the predictions: 1 is calibrated, below 1 the predictions reach too far"
+    ),
     "value/loss": MetricWords("Prediction error", "Mean squared error of the predicted reward, before this batch was learned", digits=3),
     "value/mean": MetricWords("Mean prediction", "Predicted reward, averaged over tokens, before this batch was learned"),
     "value/grad_norm": MetricWords("Gradient norm", "Before clipping", digits=3),

@@ -1,111 +1,140 @@
-"""The dashboard page: puts the panels in place and refreshes them. Owns what is refreshed when; knows nothing of how numbers are drawn or read."""
+"""The dashboard page: its frame, its five tabs, and what is refreshed when. Owns places on the page (addresses) and what buttons do; knows nothing of
+how numbers are drawn or read.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from urllib.parse import parse_qsl
 
 from nicegui import ui
 from nicegui.elements.html import Html
+from nicegui.events import GenericEventArguments
 
-from api.dashboard import panels, theme
-from api.dashboard.chart import score_chart
-from api.dashboard.playground import Playground
-from api.dashboard.view import View, read
+from api.dashboard import overview, theme
+from api.dashboard.dialogs import PauseDialog, RollbackDialog
+from api.dashboard.feed import Feed
+from api.dashboard.tabs import InteractionsTab, LearningTab, OverviewTab, PlaygroundTab, Tab, VersionsTab
 from api.dependencies import Backend
+from online_sao.errors import OnlineSAOError
 
 logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
+TITLES = {"overview": "Overview", "learning": "Learning", "versions": "Versions", "interactions": "Interactions", "playground": "Playground"}
 
 BackendProvider = Callable[[], Backend | None]
 """The running server, or None while it starts."""
+FeedProvider = Callable[[Backend], Feed]
+"""The feed that all pages of a server share."""
 
 
 class DashboardPage:
-    """One open page."""
+    """One open page. ``query``: the place its address names."""
 
-    def __init__(self, backend: BackendProvider) -> None:
+    def __init__(self, backend: BackendProvider, feed: FeedProvider, query: Mapping[str, str]) -> None:
         self._backend = backend
-        self._playground = Playground(backend)
-        self._charted: object = None
+        self._feed = feed
+        self._query = _place(query)
 
     def build(self) -> None:
         ui.colors(primary=theme.ACCENT)
         ui.add_css(theme.CSS)
         ui.add_body_html(f"<script>{theme.SCRIPT}</script>")
-        with ui.element("main").classes("sao"):
+        ui.html('<a class="skip" href="#content">To the content</a>', sanitize=False)
+        ui.html('<div id="sao-stale" role="alert" hidden></div>', sanitize=False)
+        with ui.element("div").classes("sao"):
             self._head()
-            with self._section("score", "Score over time"):
-                self._figure = _html()
-                self._chart = ui.echart(score_chart([], [], 0, (0.0, 1.0))).classes("chart").props('role=img aria-label="Scores in order of arrival"')
-            with self._section("play", "Playground"):
-                self._playground.build()
-            with self._section("flow", "Answers on their way into the policy"):
-                self._stages = _html()
-            with self._section("learner", "Learner"):
-                self._learner = _html()
-            with self._section("update", "Last update"):
-                self._update = _html()
-            with self._section("versions", "Versions of the policy"):
-                self._versions = _html()
-            with self._section("swaps", "Weight swaps"):
-                self._swaps = _html()
+            self._nav = ui.html("", sanitize=False, tag="nav").props('aria-label="Sections"')
+            with ui.element("main").props("id=content tabindex=-1"):
+                self._alarms = _html()
+                self._tabs: dict[str, Tab] = {
+                    "overview": OverviewTab(),
+                    "learning": LearningTab(),
+                    "versions": VersionsTab(),
+                    "interactions": InteractionsTab(),
+                    "playground": PlaygroundTab(self._backend),
+                }
+                self._places = {}
+                for name, tab in self._tabs.items():
+                    self._places[name] = ui.element("div").classes(f"tab tab-{name}")
+                    with self._places[name]:
+                        tab.build()
+        self._rollback, self._pause = RollbackDialog(self._backend), PauseDialog(self._backend)
+        ui.on("sao-go", self._go)
+        ui.on("sao-do", self._do)
+        self._show_place()
         ui.timer(REFRESH_SECONDS, self._refresh)
 
     def _head(self) -> None:
         with ui.element("header").classes("sao-head"):
             ui.html("Online SAO", sanitize=False, tag="h1")
             self._serving = _html("serving")
+            self._chip = _html("chips")
             ui.element("span").classes("grow")
-            self._age = ui.html('<span id="sao-age" data-stamp=""></span>', sanitize=False, tag="span").classes("muted")
+            self._age = ui.html('<span id="sao-age" data-stamp=""></span>', sanitize=False, tag="span").classes("muted age")
+            ui.html('<button type="button" class="btn quiet" id="sao-theme" aria-label="Colours: as the system">Auto</button>', sanitize=False)
             # Not ui.link: it would look for the page below the dashboard.
             ui.html('<a href="/docs" target="_blank">API docs</a>', sanitize=False, tag="span")
 
-    @staticmethod
-    def _section(name: str, title: str) -> ui.element:
-        section = ui.element("section").classes(f"sao-{name}").props(f'aria-labelledby="sao-{name}-title"')
-        with section:
-            ui.html(title, sanitize=False, tag="h2").props(f"id=sao-{name}-title")
-        return section
+    async def _go(self, event: GenericEventArguments) -> None:
+        """The address has changed; so does what is shown."""
+        address = event.args if isinstance(event.args, str) else ""
+        self._query = _place(dict(parse_qsl(address.lstrip("?"))))
+        self._show_place()
+        await self._refresh()
+
+    def _show_place(self) -> None:
+        current = self._query["tab"]
+        links = (
+            f'<a data-go data-key="tab-{name}" href="?tab={name}"{" aria-current=page" if name == current else ""}>{title}</a>'
+            for name, title in TITLES.items()
+        )
+        self._nav.set_content("".join(links))
+        for name, place in self._places.items():
+            place.set_visibility(name == current)
+        self._tabs[current].go(self._query)
+        ui.page_title(f"{TITLES[current]} · Online SAO")
+
+    async def _do(self, event: GenericEventArguments) -> None:
+        backend, asked = self._backend(), event.args if isinstance(event.args, dict) else {}
+        if backend is None:
+            ui.notify("The server is still starting.")
+            return
+        action, value = asked.get("action"), str(asked.get("value", ""))
+        try:
+            if action == "rollback" and value.isdecimal():
+                await self._rollback.open(int(value))
+            elif action == "pause":
+                self._pause.open()
+            elif action == "resume":
+                await backend.control.resume_learner()
+                ui.notify("Learning goes on.")
+        except OnlineSAOError as error:
+            ui.notify(error.message, type="negative")
 
     async def _refresh(self) -> None:
         backend = self._backend()
         if backend is None:
             return
         try:
-            view = await read(backend)
-            await self._playground.refresh()
+            view = await self._feed(backend).view()
+            self._serving.set_content(overview.serving(view, backend.settings.policy.name))
+            self._chip.set_content(overview.alarm_chip(view))
+            self._alarms.set_content(overview.alarms(view) if self._query["tab"] == "overview" else "")
+            await self._tabs[self._query["tab"]].refresh(backend, self._feed(backend), view)
+            self._age.set_content(f'<span id="sao-age" data-stamp="{view.snapshot.as_of}" data-age="0"></span>')
         except Exception:
             # The page stays, and its numbers grow old in plain sight; the next second tries again.
             logger.exception("the dashboard could not read the server's state")
-            return
-        self._show(backend, view)
 
-    def _show(self, backend: Backend, view: View) -> None:
-        settings = backend.settings
-        self._serving.set_content(panels.serving(view, settings.policy.name))
-        self._figure.set_content(panels.figure(view))
-        self._stages.set_content(panels.stages(view))
-        self._learner.set_content(panels.learner(view, settings.learning.enabled))
-        self._update.set_content(panels.update(view))
-        self._versions.set_content(panels.versions(view))
-        self._swaps.set_content(panels.swaps(view))
-        self._age.set_content(f'<span id="sao-age" data-stamp="{view.snapshot.as_of}" data-age="0"></span>')
-        self._show_chart(view, (settings.reward.score_min, settings.reward.score_max))
 
-    def _show_chart(self, view: View, score_range: tuple[float, float]) -> None:
-        snapshot = view.snapshot
-        activations = [
-            (version.version, version.activated_at) for version in snapshot.versions if version.activated_at is not None and version.version
-        ]
-        # The newest score may be replaced by another of the same answer: the count alone does not tell.
-        charted = (snapshot.total_scores, snapshot.scores[-20:], activations)
-        if charted != self._charted:
-            self._charted = charted
-            self._chart.options.update(score_chart(snapshot.scores, activations, snapshot.total_scores, score_range))
-            self._chart.update()
+def _place(query: Mapping[str, str]) -> dict[str, str]:
+    """A place that exists: an unknown tab is the first."""
+    tab = query.get("tab", "overview")
+    return {**query, "tab": tab if tab in TITLES else "overview"}
 
 
 def _html(classes: str = "") -> Html:
-    """A place for HTML made by panels.py, which escapes all data."""
+    """A place for HTML made by the panels, which escape all data."""
     return ui.html("", sanitize=False).classes(classes)

@@ -9,9 +9,11 @@ from typing import Any
 
 from nicegui import ui
 from nicegui.elements.button import Button
+from nicegui.elements.html import Html
 from nicegui.elements.label import Label
 
-from api.dashboard.words import RECEIPTS
+from api.dashboard.markup import link
+from api.dashboard.words import RECEIPTS, reason
 from api.dependencies import Backend
 from online_sao.errors import OnlineSAOError
 from online_sao.service.chat import ChatRun
@@ -33,6 +35,7 @@ class Turn:
     version: Label
     thumbs: tuple[Button, Button]
     status: Label
+    more: Html
     text: str = ""
     completion_id: str = ""
     feedback_id: str | None = None
@@ -136,6 +139,7 @@ class Playground:
                 turn.version.set_text(f"v{event.policy_version}" + (", cut at the limit" if event.finish_reason == "length" else ""))
                 for thumb in turn.thumbs:
                     thumb.set_visibility(True)
+                turn.more.set_content(link("details", "interactions", id=turn.completion_id))
                 self._scroll_down()
         conversation.append({"role": "assistant", "content": turn.text})
 
@@ -150,7 +154,8 @@ class Playground:
                     up = _thumb("thumb_up", "Good answer")
                     down = _thumb("thumb_down", "Bad answer")
                     status = ui.label("").props("role=status")
-        turn = Turn(bubble, version, (up, down), status)
+                    more = ui.html("", sanitize=False, tag="span")
+        turn = Turn(bubble, version, (up, down), status, more)
         for thumb, good in ((up, True), (down, False)):
             thumb.set_visibility(False)
             thumb.on_click(lambda _, good=good: self._score(turn, good))
@@ -191,4 +196,4 @@ def receipt_words(receipt: Receipt) -> str:
         return f"live in version {receipt.policy_version}"
     if receipt.status is ReceiptStatus.TRAINED:
         text = f"used in update {receipt.update}; version {receipt.policy_version} is not serving yet"
-    return f"{text} ({receipt.reason.replace('_', ' ')})" if receipt.reason else text
+    return f"{text} ({reason(receipt.reason)})" if receipt.reason else text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from online_sao.types import TrajectoryState
+
 MISSING = "–"
 
 
@@ -14,6 +16,17 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def duration(seconds: float) -> str:
+    """How long something took: 0.4 s, 12 s, 3 min, 2 h."""
+    seconds = max(0.0, seconds)
+    return f"{seconds:.1f} s" if seconds < 9.95 else age(seconds)
+
+
+def reason(text: str | None) -> str:
+    """A stored reason as words: codes are written with underscores."""
+    return "" if not text else text if " " in text else text.replace("_", " ")
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -81,4 +94,14 @@ RECEIPTS = {
     "not_trainable": "kept, but not trained on",
     "rejected": "the update was rejected",
     "rolled_back": "its version was rolled back",
+}
+
+FATES = {
+    TrajectoryState.PENDING: "Waiting for a score",
+    TrajectoryState.READY: "Scored, and waiting for an update",
+    TrajectoryState.CLAIMED: "In an update now",
+    TrajectoryState.TRAINED: "An update was trained on it",
+    TrajectoryState.REJECTED: "The update it was in was discarded",
+    TrajectoryState.EXPIRED: "It expired unused",
+    TrajectoryState.NOT_TRAINABLE: "It is never trained on",
 }

@@ -61,13 +61,14 @@ class HistoryService:
         """Falls of the score, newest first. Looked for again only when there is another score."""
         async with self._database.read() as session:
             total = (await score_rollups.overall(session, await score_tail(session))).scores
+            key = (total, await overview.score_stream(session, 1))
+            if key == self._shifts[0]:
+                return self._shifts[1]
             skipped = max(0, math.ceil((total - STREAM_SCORES) / STREAM_STEP)) * STREAM_STEP
             stream = await overview.score_stream(session, total - skipped)
-        key = (skipped, len(stream), stream[-1] if stream else None)
-        if key != self._shifts[0]:
-            # In a thread: a first import of river, and milliseconds of arithmetic, must not hold up answers.
-            found = await asyncio.to_thread(find_shifts, stream, self._reward.score_min, self._reward.score_max)
-            self._shifts = (key, await self._counted(found, skipped))
+        # In a thread: a first import of river, and milliseconds of arithmetic, must not hold up answers.
+        found = await asyncio.to_thread(find_shifts, stream, self._reward.score_min, self._reward.score_max)
+        self._shifts = (key, await self._counted(found, skipped))
         return self._shifts[1]
 
     async def _counted(self, shifts: Sequence[Shift], skipped: int) -> tuple[ShiftStatus, ...]:

@@ -87,7 +87,7 @@ async def oldest_generating(session: AsyncSession) -> float | None:
 async def change(session: AsyncSession, start: float | None, end: float | None) -> dict[Key, Sums]:
     """What the scores created in [start, end) change in the sums. None: from the beginning, or to now."""
     found: dict[Key, Sums] = {}
-    newer = aliased(FeedbackRow)
+    newer, newest = aliased(FeedbackRow), aliased(FeedbackRow)
     standing: ColumnElement[bool] = FeedbackRow.superseded_by.is_(None)
     if end is not None:
         standing = or_(standing, newer.created_at >= end)
@@ -100,17 +100,17 @@ async def change(session: AsyncSession, start: float | None, end: float | None) 
         found[version, hour] = Sums.of(scores, total, squares, completed)
     if start is None:
         return found
-    # By interaction and metric, for which there is an index, and not by superseded_by alone.
+    # The interactions that got a score in the meantime are few, and lead to their earlier scores by an index. Sums in place of bare columns keep the
+    # planner from beginning anywhere else: nearly every row is before ``start``.
+    rescored = select(newest.interaction_id).where(_within(newest.created_at, start, end))
     replaced = (
         _sums()
-        .join(
-            newer,
-            and_(newer.interaction_id == FeedbackRow.interaction_id, newer.metric == FeedbackRow.metric, newer.id == FeedbackRow.superseded_by),
-        )
+        .join(newer, newer.id == FeedbackRow.superseded_by)
         .where(
-            _within(newer.created_at, start, end),
+            FeedbackRow.interaction_id.in_(rescored),
+            _within(newer.created_at + 0.0, start, end),
             newer.refused_reason.is_(None),
-            FeedbackRow.created_at < start,
+            FeedbackRow.created_at + 0.0 < start,
             FeedbackRow.metric == METRIC,
             FeedbackRow.refused_reason.is_(None),
         )
@@ -189,7 +189,7 @@ def _sums() -> Select[int, int, int, float, float, int]:
     )
 
 
-def _within(column: InstrumentedAttribute[float], start: float | None, end: float | None) -> ColumnElement[bool]:
+def _within(column: InstrumentedAttribute[float] | ColumnElement[float], start: float | None, end: float | None) -> ColumnElement[bool]:
     bounds = [column >= start] if start is not None else []
     bounds += [column < end] if end is not None else []
     return and_(True, *bounds)

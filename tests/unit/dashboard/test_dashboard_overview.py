@@ -1,17 +1,22 @@
-"""What the panels say for given numbers, and that no text from data becomes markup."""
+"""What Overview, Learning and Versions say for given numbers, and that no text from data becomes markup."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from api.dashboard import panels, words
+from api.dashboard import learning, overview, svg, versions, words
 from api.dashboard.metrics import words_for
 from api.dashboard.view import View
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.experience.batching import TrainBatch
 from online_sao.inference.engine import EngineLoad
 from online_sao.learner import report
+from online_sao.service.alarms import AlarmStatus
+from online_sao.service.control import RollbackStatus
+from online_sao.service.evaluations import EvaluationStatus, Sample
+from online_sao.service.history import ShiftStatus
+from online_sao.service.score_statistics import Delay
 from online_sao.service.status import Coverage, LearnerStatus, StatusSnapshot, SwapStatus, UpdateStatus, VersionStatus
 from online_sao.storage.repositories.overview import ScorePoint
 from online_sao.types import Trajectory, TrajectoryState, VersionState
@@ -31,12 +36,13 @@ SNAPSHOT = StatusSnapshot(
     scores=(),
     total_scores=0,
     coverage=Coverage(86400.0, 0, 0),
+    alarms=(),
 )
 EVIL = "<script>alert('x')</script>"
 
 
-def view(serving_version=3, load=EngineLoad(0, 0), **changes):
-    return View(replace(SNAPSHOT, **changes), serving_version, load)
+def view(serving_version=3, load=EngineLoad(0, 0), shifts=(), rollbacks=(), **changes):
+    return View(replace(SNAPSHOT, **changes), serving_version, load, shifts, rollbacks)
 
 
 def with_learner(**changes):
@@ -48,91 +54,186 @@ def update_status(accepted=True, reason=None, metrics=None):
 
 
 def test_serving_says_version_and_load():
-    assert "smollm2@v3" in panels.serving(view(), "smollm2")
-    assert "idle" in panels.serving(view(), "smollm2")
-    assert "2 running, 5 waiting" in panels.serving(view(load=EngineLoad(2, 5)), "smollm2")
-    loading = panels.serving(view(serving_version=None), "smollm2")
+    assert "smollm2@v3" in overview.serving(view(), "smollm2")
+    assert "idle" in overview.serving(view(), "smollm2")
+    assert "2 running, 5 waiting" in overview.serving(view(load=EngineLoad(2, 5)), "smollm2")
+    loading = overview.serving(view(serving_version=None), "smollm2")
     assert "is being loaded" in loading
     assert "@v" not in loading
 
 
 def test_headline_is_the_mean_of_the_last_twenty():
     scores = tuple(ScorePoint(f"fb-{i}", float(i), 0.0 if i < 30 else 1.0, 0) for i in range(45))
-    text = panels.figure(view(scores=scores, total_scores=1045))
+    text = overview.figure(view(scores=scores, total_scores=1045))
     assert ">0.75<" in text  # 15 ones of the last 20
     assert "first 20 shown: 0.00" in text
     assert "1 045 in all" in text
 
 
 def test_without_scores_it_says_what_to_do():
-    assert "online-sao simulate" in panels.figure(view())
-    assert "nothing is queued" in panels.update(view())
-    assert "3 scored answers are queued" in panels.update(view(pipeline={TrajectoryState.READY: 3}))
-    assert "No swap yet" in panels.swaps(view())
+    assert "online-sao simulate" in overview.figure(view())
+    assert "nothing is queued" in learning.outcome(view())
+    assert "3 of 8 scored answers are queued" in learning.outcome(view(pipeline={TrajectoryState.READY: 3}))
+    assert "No swap yet" in learning.swaps(view())
 
 
 def test_stages_add_up_what_was_not_used_and_say_how_many_answers_are_scored():
     names = ("pending", "ready", "claimed", "trained", "expired", "rejected", "not_trainable")
     pipeline = dict(zip(map(TrajectoryState, names), (1, 2, 8, 1234, 3, 4, 5), strict=True))
-    text = panels.stages(view(pipeline=pipeline, coverage=Coverage(86400.0, 200, 51)))
-    for part in ("<dd>1</dd>", "<dd>2</dd>", "<dd>8</dd>", "<dd>1 234</dd>", "<dd>12</dd>", "3 expired, 4 rejected, 5 not trainable"):
+    text = overview.stages(view(pipeline=pipeline, generating=6))
+    for part in ("<dd>6</dd>", "<dd>1</dd>", "<dd>2</dd>", "<dd>8</dd>", "<dd>1 234</dd>", "<dd>12</dd>", "3 expired, 4 rejected, 5 not trainable"):
         assert part in text
-    assert "25.5 % of the last day" in text
+    text = overview.coverage(view(coverage=Coverage(86400.0, 200, 51), delay=Delay(3, 4.0, 200.0)))
+    assert "25.5 % <span class=muted>of 200</span>" in text
+    assert "<dd>4.0 s</dd>" in text
+    assert "<dd>3 min</dd>" in text
+    assert "No answer" in overview.coverage(view())
 
 
 @pytest.mark.parametrize(
     ("changes", "enabled", "says", "looks"),
     [
-        ({}, True, "Waiting for scores", '"dot "'),
+        ({}, True, "Waiting: 0 of 8 scored answers", '"dot "'),
+        ({"phase": "updating"}, True, "Updating the policy", '"dot "'),
         ({"phase": "updating", "detail": "update 4"}, True, "update 4", '"dot "'),
         ({"heartbeat_age": 60.0}, True, "Not responding", '"dot bad"'),
         ({"heartbeat_age": None, "phase": "stopped"}, True, "Starting", '"dot off"'),
         ({"heartbeat_age": None, "phase": "stopped"}, False, "Switched off", '"dot off"'),
         ({"heartbeat_age": 60.0, "phase": "stopped"}, True, "Not running", '"dot off"'),
-        ({"paused": True, "pause_reason": "rollback"}, True, "rollback Resume with POST /admin/learner/resume", '"dot off"'),
+        ({"paused": True, "pause_reason": "rollback"}, True, "rollback Serving and scoring go on", '"dot off"'),
         ({"paused": True, "phase": "alarm", "pause_reason": "self-check failed"}, True, "self-check failed Serving goes on", '"dot bad"'),
     ],
 )
 def test_learner_states(changes, enabled, says, looks):
-    text = panels.learner(with_learner(**changes), enabled)
+    text = overview.learner(with_learner(**changes), enabled)
     assert says in text
     assert looks in text
 
 
-def test_update_names_metrics_in_plain_words_and_hides_none():
-    metrics = {"policy/masked_fraction": 0.0123, "value/explained_variance": -0.5, "data/new_thing": 7.0}
-    text = panels.update(view(last_update=update_status(metrics=metrics | {"policy/entropy": None})))
+def test_the_learner_can_be_paused_and_resumed_from_where_its_state_is_shown():
+    assert 'data-do="pause"' in overview.learner(view(), True)
+    assert 'data-do="resume"' in overview.learner(with_learner(paused=True), True)
+
+
+def test_the_newest_update_says_what_it_did():
+    text = learning.outcome(view(last_update=update_status()))
     assert "Update 4 made version 5." in text
-    assert "3 s ago, took 11 s" in text
-    assert "Entropy</dt><dd>–" in text
-    assert "Tokens masked</dt><dd>1.2 %" in text
-    assert "Explained variance</dt><dd>−0.50" in text
-    assert "new thing</dt><dd>7.000" in text
-    refused = panels.update(view(last_update=update_status(False, "entropy 0.01 is below 0.05")))
+    assert "took 11 s" in text
+    refused = learning.outcome(view(last_update=update_status(False, "entropy 0.01 is below 0.05")))
     assert "was discarded" in refused
     assert "entropy 0.01 is below 0.05" in refused
 
 
-def test_tables_mark_the_serving_version_and_list_swaps():
+def test_every_metric_has_a_picture_its_meaning_and_its_name():
+    metrics = {"policy/masked_fraction": 0.0123, "value/explained_variance": -0.5, "data/new_thing": 7.0, "serve/odd": 1.0, "policy/entropy": None}
+    text = learning.metrics([update_status(metrics={"policy/masked_fraction": 0.5}), update_status(metrics=metrics)])
+    assert text.count("<article") == 5
+    assert "Tokens masked over 2 updates: 1.2 % – 50.0 %, now 1.2 %" in text
+    assert 'Explained variance</h4><div class="now">−0.50' in text
+    assert 'new thing</h4><div class="now">7.000' in text
+    assert 'Entropy</h4><div class="now">–' in text
+    assert "Other</h3>" in text
+    assert "worse" in text  # the meaning is on the page, not in a tooltip
+    assert learning.metrics([]) == ""
+
+
+def test_a_sparkline_leaves_gaps_where_numbers_are_missing():
+    drawn = svg.sparkline([1.0, 2.0, None, 3.0, 1.0], "x")
+    assert drawn.count("<polyline") == 2
+    assert 'points="0.0,44.0 60.0,24.0"' in drawn
+    assert "<polyline" not in svg.sparkline([1.0], "one")
+
+
+def test_the_ratio_histogram_says_how_much_is_on_policy():
+    histogram = {"edges": [0.5, 0.99, 1.01, 2.0], "counts": [0, 10, 80, 9, 1], "non_finite": 2}
+    drawn = svg.ratio_histogram(histogram)
+    assert "80.0 % of 100 tokens have a ratio of 0.99–1.01" in drawn
+    assert drawn.count('class="bar one"') == 1
+    assert "2 were not finite" in drawn
+    assert "<td>> 2</td>" in drawn or "<td>&gt; 2</td>" in drawn
+    assert svg.ratio_histogram({"edges": [1.0], "counts": [0, 0]}) == ""
+    assert svg.ratio_histogram({}) == ""
+
+
+def test_versions_say_where_they_stand_and_offer_the_way_back():
     failed = replace(VERSION, version=4, parent=3, state=VersionState.FAILED, reason="digest differs", mean_score=None, scores=0)
-    text = panels.versions(view(versions=(failed, VERSION)))
-    serving = (
-        '<tr class="now"><td>v3</td><td>serving</td><td class="n">0.62</td><td class="n">40</td><td class="n">v2</td><td class="n">12 s ago</td>'
-    )
-    assert serving in text
-    assert "digest differs" in text
-    assert "145 ms" in panels.swaps(view(swaps=(SwapStatus(3, 0.145, 0.2, 4, 0, 991.0),)))
+    retired = replace(VERSION, version=2, parent=0, state=VersionState.RETIRED, score_interval=(0.5, 1.25))
+    left = replace(retired, version=1)
+    gone = replace(retired, version=0, parent=None, files_removed_at=5.0)
+    shown = view(versions=(failed, VERSION, retired, left, gone))
+    update = replace(update_status(metrics={"policy/kl_base": 0.014}), policy_version=3)
+    evaluation = EvaluationStatus(3, 21.25, 100, 0.875, 30.0, (), 1.0)
+    text = versions.versions(shown, [update], [evaluation])
+    rows = {row.split("<b>v")[1].split("<")[0]: row for row in text.split("<tr")[2:]}
+    assert "digest differs" in rows["4"]
+    assert "Roll back" not in rows["4"]
+    for part in ("class=now", "serving", "0.014", "21.2", "0.88", "version=3"):
+        assert part in rows["3"]
+    assert "Roll back" not in rows["3"]
+    assert 'data-do="rollback" data-value="2"' in rows["2"]
+    assert "0.50 – 1.00" in rows["2"]  # cut at the end of the score range
+    assert "left in a rollback" in rows["1"]
+    assert "left in a rollback" not in rows["2"]
+    assert "files removed" in rows["0"]
+    assert "Roll back" not in rows["0"]
+    assert "145 ms" in learning.swaps(view(swaps=(SwapStatus(3, 0.145, 0.2, 4, 0, 991.0),)))
+
+
+def test_samples_of_two_versions_stand_side_by_side_by_prompt():
+    left = EvaluationStatus(0, 20.0, 9, 0.9, 12.0, (Sample("Why?", "Because.", 3, None), Sample("Old?", "Yes", 1, None)), 1.0)
+    right = EvaluationStatus(7, 22.0, 9, 0.8, 14.0, (Sample("Why?", "<i>I</i> know.", 3, None),), 1.0)
+    text = versions.comparison(left, right)
+    assert text.index("Why?") < text.index("Because.") < text.index("&lt;i&gt;I&lt;/i&gt; know.") < text.index("Old?")
+    assert "perplexity 22.0" in text
+    assert '<option value="7" selected>' in versions.choice([right, left], left, right)
+    assert "Nothing to compare yet" in versions.comparison(None, right)
+
+
+SHIFT = ShiftStatus(900.0, 910.0, 61, 0.9, 0.2, 0.7, 990.0, 55, 70, 90.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "55 scores"),
+        ({}, "70 answers, 90 s" if words.age(90.0) == "90 s" else "70 answers, 2 min"),
+        ({"recovered_at": None, "scores_to_recovery": None, "seconds_to_recovery": None}, "not yet"),
+        ({"recovered_at": None, "scores_to_recovery": None, "seconds_to_recovery": None, "overtaken": True}, "not before the next shift"),
+        ({"scores_to_recovery": 0}, "never below 80 %"),
+        ({"clear": False}, "1 lesser fall within what chance does is left out"),
+    ],
+)
+def test_shifts_say_when_the_policy_was_back(changes, says):
+    assert says in overview.shifts(view(shifts=(replace(SHIFT, **changes),)))
+
+
+def test_alarms_say_what_was_seen_and_what_to_do():
+    alarm = AlarmStatus(1, "score_fell", "critical", f"0.2 after 0.8 {EVIL}", "Roll back.", 3, 0.2, 0.5, "Rolled back to version 2.", 990.0, None)
+    text = overview.alarms(view(alarms=(alarm,)))
+    for part in ("0.2 after 0.8", "Roll back.", "Rolled back to version 2.", "score fell", "&lt;script"):
+        assert part in text
+    assert "1 alarm<" in overview.alarm_chip(view(alarms=(alarm,)))
+    assert overview.alarms(view()) == overview.alarm_chip(view()) == ""
 
 
 def test_text_from_data_is_never_markup():
     shown = view(
         learner=replace(LEARNER, detail=EVIL, phase=EVIL),
-        last_update=update_status(False, EVIL, {f"data/{EVIL}": 1.0}),
+        last_update=update_status(False, EVIL),
         versions=(replace(VERSION, reason=EVIL),),
+        rollbacks=(RollbackStatus(1, 3, 2, False, EVIL, 0, 900.0, None, EVIL, "failed"),),
     )
-    for text in (panels.serving(shown, EVIL), panels.learner(shown, True), panels.update(shown), panels.versions(shown)):
+    drawn = (
+        overview.serving(shown, EVIL),
+        overview.learner(shown, True),
+        learning.outcome(shown),
+        learning.metrics([update_status(metrics={f"data/{EVIL}": 1.0})]),
+        versions.versions(shown, (), ()),
+        versions.rollbacks(shown),
+    )
+    for text in drawn:
         assert "<script" not in text
-        assert "&lt;script" in text
+        assert "script" in text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (0.4, "0 s"), (89, "89 s"), (91, "2 min"), (3 * 3600, "3 h"), (50 * 3600, "2 d")])
@@ -162,7 +263,7 @@ def test_every_metric_of_an_update_has_words():
     trajectory = Trajectory(1, (5, 6), (False, True), (0.0, -1.0), (0.0, 1.0), (0.0, 1.0), (-1, 0))
     reported = {
         **report.policy_metrics(report.PolicyPass([one], [TokenWeights(one, yes, no, no, no)], [one]), [one]),
-        **report.value_metrics(report.ValuePass([one]), one, 1),
+        **report.value_metrics(report.ValuePass([one]), one, 1, 1.0),
         **report.data_metrics(TrainBatch((), (trajectory,), 1)),
     }
     assert [name for name in reported if words_for(name)[1] == words_for("data/nobody named this")[1]] == []

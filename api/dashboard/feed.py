@@ -1,0 +1,93 @@
+"""What the page shows, read once for all open pages. Owns how fresh it is; what is read is view.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from api.dashboard.view import View, read
+from api.dependencies import Backend
+from online_sao.service.evaluations import EvaluationStatus
+from online_sao.service.history import ShiftStatus
+from online_sao.service.status import UpdateStatus
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FRESH_SECONDS = 0.9
+"""Pages ask once a second; whoever asks first within this time reads for all."""
+UPDATES_SHOWN = 200
+EVALUATIONS_SHOWN = 200
+
+
+class Shared(Generic[T]):
+    """One reading at a time, whose result serves everybody who asks while it is fresh. ``monotonic`` gives seconds."""
+
+    def __init__(
+        self, read: Callable[[], Awaitable[T]], fresh_seconds: float = FRESH_SECONDS, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._fresh_seconds = fresh_seconds
+        self._monotonic = monotonic
+        self._turn = asyncio.Lock()
+        self._known: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """Raises what the reading raises; the next to ask reads again."""
+        async with self._turn:
+            if self._known is None or self._monotonic() - self._known[0] > self._fresh_seconds:
+                started = self._monotonic()
+                self._known = (started, await self._read())
+            return self._known[1]
+
+
+class Feed:
+    """Of one running server."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._updates: tuple[UpdateStatus, ...] = ()
+        self._shifts: tuple[ShiftStatus, ...] = ()
+        self._looking: asyncio.Task[None] | None = None
+        self._view: Shared[View] = Shared(self._read_view)
+        self._series: Shared[tuple[UpdateStatus, ...]] = Shared(self._read_updates)
+        self._samples: Shared[tuple[EvaluationStatus, ...]] = Shared(self._read_evaluations, fresh_seconds=2.0)
+
+    async def view(self) -> View:
+        return await self._view.get()
+
+    async def updates(self) -> tuple[UpdateStatus, ...]:
+        """The newest UPDATES_SHOWN, oldest first."""
+        return await self._series.get()
+
+    async def evaluations(self) -> tuple[EvaluationStatus, ...]:
+        """Newest version first."""
+        return await self._samples.get()
+
+    async def _read_view(self) -> View:
+        """Shifts are looked for beside it and shown with the next view: the first time, that takes seconds."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_for_shifts())
+        return await read(self._backend, self._shifts)
+
+    async def _look_for_shifts(self) -> None:
+        try:
+            self._shifts = await self._backend.history.shifts()
+        except Exception:
+            logger.exception("shifts could not be looked for")
+
+    async def _read_updates(self) -> tuple[UpdateStatus, ...]:
+        """Updates never change, so only new ones are read."""
+        if not self._updates:
+            self._updates = tuple(reversed(await self._backend.history.updates(UPDATES_SHOWN)))
+        else:
+            newer = await self._backend.history.updates_since(self._updates[-1].number, UPDATES_SHOWN)
+            self._updates = (*self._updates, *newer)[-UPDATES_SHOWN:]
+        return self._updates
+
+    async def _read_evaluations(self) -> tuple[EvaluationStatus, ...]:
+        return await self._backend.evaluations.list(limit=EVALUATIONS_SHOWN)

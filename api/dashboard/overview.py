@@ -1,0 +1,194 @@
+"""The Overview tab: a View in, HTML out. Pure; all text from data is escaped. Knows nothing of NiceGUI or services."""
+
+from __future__ import annotations
+
+from html import escape
+
+from api.dashboard import words
+from api.dashboard.markup import Column, ago, button, facts, link, table
+from api.dashboard.view import View
+from online_sao.service.history import ShiftStatus
+from online_sao.types import TrajectoryState
+
+HEARTBEAT_LATE_SECONDS = 10.0
+"""A learner writes its heartbeat every 1.5 s; this long without one, it is not running, whatever its last word was."""
+RECENT = 20
+JOURNEY = (
+    "<ol class=journey><li><b>Queued</b> The score is on disk and waits until enough answers are scored.</li>"
+    "<li><b>Used</b> An update moves the policy towards answers that were liked and away from the others.</li>"
+    "<li><b>Live</b> The new version answers. Its number is under every answer.</li></ol>"
+    "<p class=muted>Every receipt ends in one of these, or says why it did not.</p>"
+)
+
+
+def serving(view: View, model: str) -> str:
+    """Which version answers, and how busy it is."""
+    if view.serving_version is None:
+        return f'<span class="dot off"></span><b>{escape(model)}</b> <span class="muted">is being loaded</span>'
+    busy = [f"{number} {what}" for number, what in ((view.load.running, "running"), (view.load.waiting, "waiting")) if number]
+    return f'<span class="dot"></span><b>{escape(model)}@v{view.serving_version}</b> <span class="muted">serving, {", ".join(busy) or "idle"}</span>'
+
+
+def alarm_chip(view: View) -> str:
+    """In the head of every tab: that there are alarms, and the way to them."""
+    number = len(view.snapshot.alarms)
+    if not number:
+        return ""
+    return f'<a data-go class="chip alarm" href="?tab=overview" data-key="alarms">{number} {"alarm" if number == 1 else "alarms"}</a>'
+
+
+def alarms(view: View) -> str:
+    """Every open alarm: what was seen, what to do, what was done already."""
+    items = []
+    for alarm in view.snapshot.alarms:
+        done = f" <b>{escape(alarm.action)}</b>" if alarm.action else ""
+        items.append(
+            f'<li class="{escape(alarm.severity)}"><b>{escape(alarm.message)}</b>{done}<br>{escape(alarm.advice)} '
+            f'<span class="muted">{escape(alarm.kind.replace("_", " "))}, {ago(alarm.raised_at)}</span></li>'
+        )
+    return f'<ul class="alarms" aria-label="Alarms">{"".join(items)}</ul>' if items else ""
+
+
+def figure(view: View) -> str:
+    """The headline number: mean of the newest scores, beside the oldest ones shown."""
+    scores, total = view.snapshot.scores, view.snapshot.total_scores
+    if not scores:
+        return (
+            f"<p>No scores yet. Ask something in the {link('playground', 'playground')} and press a thumb, or let simulated users do it:"
+            "<br><code>online-sao simulate</code></p>"
+        )
+    values = [point.value for point in scores]
+    recent = values[-RECENT:]
+    parts = [
+        f'<span class="big">{words.number(sum(recent) / len(recent))}</span>',
+        f"<span>mean of the last {f'{len(recent)} scores' if len(recent) > 1 else 'score'}</span>",
+    ]
+    if len(values) >= 2 * RECENT:
+        parts.append(f'<span class="muted">first {RECENT} shown: {words.number(sum(values[:RECENT]) / RECENT)}</span>')
+    parts.append(f'<span class="muted">{words.count(total)} in all, the last {ago(scores[-1].at)}</span>')
+    return f'<div class="figure">{"".join(parts)}</div>'
+
+
+def figure_words(view: View) -> str:
+    """What the score chart shows, for who cannot see it."""
+    values = [point.value for point in view.snapshot.scores]
+    if not values:
+        return "Scores in order of arrival: none yet"
+    recent, first = values[-RECENT:], values[:RECENT]
+    return (
+        f"The newest {len(values)} scores in order of arrival, with their moving average over {RECENT}: it begins at "
+        f"{words.number(sum(first) / len(first))} and is now at {words.number(sum(recent) / len(recent))}"
+    )
+
+
+def stages(view: View) -> str:
+    """Where answers are on their way into the policy, and where the others ended."""
+    of = view.snapshot.pipeline
+    dropped = {state: of.get(state, 0) for state in (TrajectoryState.EXPIRED, TrajectoryState.REJECTED, TrajectoryState.NOT_TRAINABLE)}
+    cells = (
+        ("Being written", view.snapshot.generating),
+        ("Awaiting a score", of.get(TrajectoryState.PENDING, 0)),
+        ("Queued", of.get(TrajectoryState.READY, 0)),
+        ("In an update", of.get(TrajectoryState.CLAIMED, 0)),
+        ("Trained", of.get(TrajectoryState.TRAINED, 0)),
+        ("Not used", sum(dropped.values())),
+    )
+    items = "".join(f"<div><dt>{name}</dt><dd>{words.count(number)}</dd></div>" for name, number in cells)
+    why = ", ".join(f"{words.count(number)} {state.replace('_', ' ')}" for state, number in dropped.items() if number)
+    return f'<dl class="stages">{items}</dl>' + (f'<p class="aside">Not used: {why}.</p>' if why else "")
+
+
+def coverage(view: View) -> str:
+    """How many answers get a score, and how late."""
+    share, delay = view.snapshot.coverage, view.snapshot.delay
+    if share.fraction is None:
+        return '<p class="muted">No answer in the last day.</p>'
+    pairs = [("Answers scored, last day", f"{words.percent(share.fraction)} <span class=muted>of {words.count(share.completed)}</span>")]
+    if delay is not None:
+        pairs += [("Half of the scores come within", words.duration(delay.median)), ("Nine of ten within", words.duration(delay.ninth_decile))]
+    return facts(pairs)
+
+
+def learner(view: View, enabled: bool) -> str:
+    """What the learner is doing, how fresh that is, what it waits for, and the switch to pause it."""
+    state = view.snapshot.learner
+    name, advice, dot = learner_words(view, enabled)
+    beat = "never" if state.heartbeat_age is None else ago(view.snapshot.as_of - state.heartbeat_age)
+    pairs = [("Last sign of life", beat), ("Updates made", words.count(state.head_update)), ("Newest version", f"v{state.head_version}")]
+    tone = ' class="alarm"' if dot == "bad" else ""
+    note = advice or state.detail
+    aside = f'<p class="aside">{escape(note)}</p>' if note else ""
+    switch = button("Resume learning", "resume", kind="primary") if state.paused else button("Pause learning", "pause")
+    return (
+        f'<div class="state"><span class="dot {dot}"></span><span{tone}>{escape(name)}</span></div>{_progress(view)}'
+        f'{aside}{facts(pairs)}<p class="controls">{switch}</p>'
+    )
+
+
+def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
+    """(name, what to do, class of the dot)."""
+    state = view.snapshot.learner
+    if state.phase == "alarm":
+        return words.PHASES["alarm"], f"{state.pause_reason or 'The learner and the engine disagree.'} Serving goes on; nothing is learned.", "bad"
+    silent = state.heartbeat_age is None or state.heartbeat_age > HEARTBEAT_LATE_SECONDS
+    if silent and not enabled:
+        return "Switched off", "Scores are kept. Start without --no-learner, or run online-sao learn, to learn from them.", "off"
+    if state.heartbeat_age is None:
+        return "Starting", None, "off"
+    if silent and state.phase != "stopped":
+        return "Not responding", "It is started again by itself; the server's log says why it ended.", "bad"
+    if state.paused:
+        return "Paused", f"{state.pause_reason or 'By an operator.'} Serving and scoring go on.", "off"
+    if state.phase == "waiting":
+        return f"Waiting: {_ready(view)} of {view.batch_size} scored answers", None, ""
+    return words.PHASES.get(state.phase, state.phase), None, "off" if silent else ""
+
+
+def _ready(view: View) -> int:
+    return view.snapshot.pipeline.get(TrajectoryState.READY, 0)
+
+
+def _progress(view: View) -> str:
+    """How full the next batch is."""
+    ready = min(_ready(view), view.batch_size)
+    say = f"{ready} of the {view.batch_size} scored answers of the next update"
+    return f'<div class="progress" role="img" aria-label="{say}"><div style="width:{100 * ready / view.batch_size:.0f}%"></div></div>'
+
+
+def shifts(view: View) -> str:
+    """How long the policy took to follow when scores fell."""
+    clear = [shift for shift in view.shifts if shift.clear]
+    lesser = len(view.shifts) - len(clear)
+    note = (
+        f" {lesser} lesser {'fall' if lesser == 1 else 'falls'} within what chance does {'is' if lesser == 1 else 'are'} left out." if lesser else ""
+    )
+    if not clear:
+        return (
+            '<p class="muted">No shift so far. When scores fall because people want something else, the fall is listed here with the time the policy '
+            f"took to be back at 80 % of its level.{note}</p>"
+        )
+    columns = [Column("Began"), Column("Level before", True), Column("Lowest", True), Column("Recovered after")]
+    rows = [
+        (
+            [
+                f"{ago(shift.began_at)}<br><span class=muted>score {words.count(shift.began_at_score)}</span>",
+                words.number(shift.level),
+                words.number(shift.lowest),
+                _recovery(shift),
+            ],
+            False,
+        )
+        for shift in clear
+    ]
+    return table("Shifts, newest first", columns, rows) + (f'<p class="aside">{note.strip()}</p>' if note else "")
+
+
+def _recovery(shift: ShiftStatus) -> str:
+    if shift.overtaken:
+        return '<span class="muted">not before the next shift</span>'
+    if shift.scores_to_recovery is None or shift.seconds_to_recovery is None:
+        return "not yet"
+    if shift.scores_to_recovery == 0:
+        return '<span class="muted">never below 80 %</span>'
+    asked = f"{words.count(shift.interactions_to_recovery)} answers, " if shift.interactions_to_recovery is not None else ""
+    return f"{words.count(shift.scores_to_recovery)} scores<br><span class=muted>{asked}{words.duration(shift.seconds_to_recovery)}</span>"

@@ -1,0 +1,135 @@
+"""The Versions tab: a View in, HTML out. Pure; all text from data is escaped. Knows nothing of NiceGUI or services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from api.dashboard import words
+from api.dashboard.markup import Column, ago, button, link, table
+from api.dashboard.view import View
+from online_sao.service.evaluations import EvaluationStatus
+from online_sao.service.status import UpdateStatus, VersionStatus
+from online_sao.types import VersionState
+
+_COLUMNS = (
+    Column("Version"),
+    Column("State"),
+    Column("Made from"),
+    Column("Mean score, 95 %", True),
+    Column("Scores", True),
+    Column("KL to base", True),
+    Column("Perplexity", True),
+    Column("Distinct-2", True),
+    Column("Made", True),
+    Column(""),
+)
+
+
+def versions(view: View, updates: Sequence[UpdateStatus], evaluations: Sequence[EvaluationStatus]) -> str:
+    """Every version: where it stands, what its own answers were worth, how far it is from the base, and the way back to it."""
+    lineage = view.lineage()
+    distance = {update.policy_version: update.metrics.get("policy/kl_base") for update in updates if update.policy_version is not None}
+    evaluated = {evaluation.policy_version: evaluation for evaluation in evaluations}
+    rows = []
+    for version in view.snapshot.versions:
+        found = evaluated.get(version.version)
+        cells = [
+            f"<b>v{version.version}</b>",
+            _state(version, lineage),
+            words.MISSING if version.parent is None else f"v{version.parent}",
+            _mean(version, view.score_range),
+            link(words.count(version.scores), "interactions", version=version.version) if version.scores else "0",
+            words.number(distance.get(version.version), 3),
+            words.number(found.perplexity if found else None, 1),
+            words.number(found.distinct_2 if found else None),
+            ago(version.created_at),
+            button("Roll back", "rollback", version.version, label=f"Roll back to version {version.version}") if view.can_return_to(version) else "",
+        ]
+        rows.append((cells, version.state is VersionState.ACTIVE))
+    return table("Versions, newest first", _COLUMNS, rows, stack=True)
+
+
+def _state(version: VersionStatus, lineage: set[int]) -> str:
+    name = "serving" if version.state is VersionState.ACTIVE else escape(version.state)
+    notes = []
+    if version.version not in lineage and version.state is not VersionState.FAILED:
+        notes.append("left in a rollback" if version.state is VersionState.RETIRED else "not on the learner's line")
+    if version.files_removed_at is not None:
+        notes.append("files removed")
+    if version.reason:
+        notes.append(escape(version.reason))
+    return name + "".join(f'<br><span class="muted">{note}</span>' for note in notes)
+
+
+def _mean(version: VersionStatus, score_range: tuple[float, float]) -> str:
+    if version.score_interval is None:
+        return words.number(version.mean_score)
+    low, high = max(score_range[0], version.score_interval[0]), min(score_range[1], version.score_interval[1])
+    return f'<b>{words.number(version.mean_score)}</b> <span class="muted nowrap">{words.number(low)} – {words.number(high)}</span>'
+
+
+def rollbacks(view: View) -> str:
+    """Every rollback: from where to where, why, and whether the engine has followed."""
+    if not view.rollbacks:
+        return '<p class="muted">None yet. A rollback puts an earlier version back in service in a second or two, and no request is dropped.</p>'
+    states = {"pending": "being loaded", "done": "serving since", "failed": "could not be loaded"}
+    rows = []
+    for rollback in view.rollbacks:
+        state = states[rollback.state] + (f" {ago(rollback.served_at)}" if rollback.state == "done" and rollback.served_at is not None else "")
+        problem = f'<br><span class="alarm">{escape(rollback.problem)}</span>' if rollback.problem else ""
+        expired = f"{words.count(rollback.expired_trajectories)} waiting answers expired; " if rollback.expired_trajectories else ""
+        cells = [
+            f"v{rollback.from_version} → v{rollback.to_version}",
+            escape(rollback.reason or words.MISSING),
+            state + problem,
+            expired + ("learning went on" if rollback.resume else "learning paused"),
+            ago(rollback.requested_at),
+        ]
+        rows.append((cells, False))
+    columns = (Column("Rollback"), Column("Reason"), Column("State"), Column("And"), Column("Asked for"))
+    return table("Rollbacks, newest first", columns, rows, stack=True)
+
+
+def choice(evaluations: Sequence[EvaluationStatus], left: EvaluationStatus | None, right: EvaluationStatus | None) -> str:
+    """Which two versions are compared. The page's script makes a choice a place on the page."""
+    if left is None or right is None:
+        return ""
+    return _select("left", "Before", evaluations, left) + _select("right", "After", evaluations, right)
+
+
+def _select(name: str, label: str, evaluations: Sequence[EvaluationStatus], chosen: EvaluationStatus) -> str:
+    versions = [found.policy_version for found in evaluations]
+    options = "".join(f'<option value="{v}"{" selected" if v == chosen.policy_version else ""}>v{v}</option>' for v in versions)
+    return f'<label><span>{label}</span><select data-param="{name}" data-key="compare-{name}">{options}</select></label>'
+
+
+def comparison(left: EvaluationStatus | None, right: EvaluationStatus | None) -> str:
+    """What two versions say to the same fixed prompts, side by side, under how able each still is."""
+    if left is None or right is None:
+        return (
+            '<p class="muted">Nothing to compare yet. Shortly after it starts serving, each version answers a few fixed prompts; its answers, and '
+            "how well it predicts a fixed text, are kept here.</p>"
+        )
+    answers = [{sample.prompt: sample.text for sample in side.samples} for side in (left, right)]
+    prompts = list(dict.fromkeys(sample.prompt for side in (left, right) for sample in side.samples))
+    head = "".join(f'<div class="able"><b>v{side.policy_version}</b>{_able(side)}</div>' for side in (left, right))
+    body = "".join(_answers(prompt, answers, (left.policy_version, right.policy_version)) for prompt in prompts)
+    return f'<div class="compare">{head}{body}</div>'
+
+
+def _able(side: EvaluationStatus) -> str:
+    parts = [
+        f"perplexity {words.number(side.perplexity, 1)}",
+        f"distinct-2 {words.number(side.distinct_2)}",
+        f"{words.number(side.response_tokens, 0)} tokens an answer",
+    ]
+    return f' <span class="muted">{", ".join(parts)}</span>'
+
+
+def _answers(prompt: str, answers: Sequence[Mapping[str, str]], versions: tuple[int, int]) -> str:
+    cells = "".join(
+        f'<div class="said"><span class="hidden">Version {version}: </span>{escape((side.get(prompt) or "").strip() or "–")}</div>'
+        for side, version in zip(answers, versions, strict=True)
+    )
+    return f'<p class="asked">{escape(prompt)}</p>{cells}'
