@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from online_sao.errors import StorageError
+
 logger = logging.getLogger(__name__)
 
 
@@ -74,6 +76,10 @@ class Scheduler:
         task.add_done_callback(self._running.discard)
         try:
             await job.run()
+        except StorageError as error:
+            if job.name not in self._failing:
+                logger.error("job %s: %s", job.name, error.message)
+            self._failing.add(job.name)
         except Exception as error:
             # The first of a row of failures with its traceback, the rest in a line: a job that fails twice a second must not fill the disk.
             if job.name in self._failing:

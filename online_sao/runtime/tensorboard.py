@@ -6,11 +6,14 @@ It reads what the database already has, so it can be switched on late, and kille
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 from online_sao.storage.repositories import updates
 from online_sao.storage.session import Database
@@ -27,20 +30,25 @@ class MetricFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writer: SummaryWriter | None = None
+        self._writer: EventsWriter | None = None
         mark = folder / _LAST
         self.last_step = int(mark.read_text()) if mark.is_file() else 0
 
     def write(self, step: int, metrics: Mapping[str, float | None], at: float) -> None:
         """Metrics that were not finite (null) are left out. ``at``: Unix seconds. Blocking; on disk when ``flush`` returns."""
+        writer = self._open()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items() if value is not None]
+        writer.write_event(Event(step=step, wall_time=at, summary=Summary(value=values)))
+        self.last_step = step
+
+    def _open(self) -> EventsWriter:
+        # The package's own SummaryWriter hands events to a thread that its flush does not wait for: they would be lost with the process.
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Files are named by the second: a quick restart would overwrite the one before.
-            self._writer = SummaryWriter(str(self._folder), purge_step=self.last_step + 1, filename_suffix=f".{uuid.uuid4().hex[:8]}")
-        for name, value in metrics.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step, walltime=at)
-        self.last_step = step
+            self._writer = EventsWriter(str(self._folder / "events"), f".{uuid.uuid4().hex[:8]}")
+            self._writer.write_event(Event(step=self.last_step + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+        return self._writer
 
     def flush(self) -> None:
         if self._writer is not None:
