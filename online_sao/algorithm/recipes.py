@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from online_sao.algorithm.advantages import length_adaptive_lambda, monte_carlo_returns, skip_observation_gae
@@ -78,6 +79,10 @@ class Recipe:
     """Discount per action token."""
     lambda_alpha: float = 1.5
     """α of λ_policy = max(0, 1 − 1/(α·l))."""
+    uses_values: bool = True
+    """Whether credit looks at values. False: no value model is trained or asked, and every value is 0."""
+    baseline_window: int = 128
+    """Trajectories in the running mean of returns. Used by running-mean credit alone."""
     calibration_half_life: float = 64.0
     """Trajectories after which an outcome weighs half in the critic's calibration. Used by calibrated credit alone."""
     gradient_clip: float = 1.0
@@ -150,6 +155,18 @@ def calibrated_critic_advantages(recipe: Recipe, trajectories: Sequence[CreditIn
     return critic_advantages(recipe, trajectories)
 
 
+def running_mean_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
+    """``critic_advantages`` against one constant: the mean first-token return of the latest ``baseline_window`` trajectories before this batch
+    (of this batch, where there are none)."""
+    past = [returns for returns, _ in history[-recipe.baseline_window :]] or [_returns(recipe, trajectory) for trajectory in trajectories]
+    first = torch.stack([returns[0] for returns in past])
+    finite = first[torch.isfinite(first)]
+    mean = float(finite.mean()) if len(finite) else 0.0
+    return critic_advantages(
+        recipe, [dataclasses.replace(trajectory, values=torch.full_like(trajectory.values, mean)) for trajectory in trajectories]
+    )
+
+
 def _returns(recipe: Recipe, trajectory: CreditInputs) -> Tensor:
     return monte_carlo_returns(trajectory.rewards, trajectory.loss_mask, recipe.gamma)[trajectory.loss_mask]
 
@@ -179,7 +196,10 @@ _SAO_LIVE = dataclasses.replace(
     value_warmup_updates=2,
     anchor_coefficient=0.05,
 )
-_RECIPES: dict[tuple[str, str], Recipe] = {(recipe.name, recipe.preset): recipe for recipe in (_SAO_PAPER, _SAO_LIVE)}
+_RUNNING_MEAN_LIVE = dataclasses.replace(
+    _SAO_LIVE, name="running-mean", credit=running_mean_advantages, uses_values=False, value_updates=0, value_warmup_updates=0
+)
+_RECIPES: dict[tuple[str, str], Recipe] = {(recipe.name, recipe.preset): recipe for recipe in (_SAO_PAPER, _SAO_LIVE, _RUNNING_MEAN_LIVE)}
 
 
 def recipe(name: str = "sao", preset: str = "live", **overrides: Any) -> Recipe:

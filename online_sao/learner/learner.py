@@ -22,30 +22,28 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from online_sao.algorithm.advantages import monte_carlo_returns
 from online_sao.algorithm.calibration import calibrate
-from online_sao.algorithm.diagnostics import entropy, explained_variance
-from online_sao.algorithm.losses import anchor_loss, policy_loss, value_loss
+from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.recipes import CreditInputs, Recipe
 from online_sao.errors import OnlineSAOError, PolicyStoreError
-from online_sao.experience.batching import PackedMicrobatch, TrainBatch
+from online_sao.experience.batching import TrainBatch
 from online_sao.learner import state as learner_state
 from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.policy_training import accumulate
 from online_sao.learner.report import PolicyPass, UpdateReport, ValuePass, data_metrics, masked_fractions, policy_metrics, value_metrics
 from online_sao.learner.state import LearnerIdentity, LearnerState, ValueRecord
+from online_sao.learner.stepping import make_optimizer, step
+from online_sao.learner.value_training import PretrainingReport, ValueTrainer, batch_returns
 from online_sao.models.adapter import ADAPTER_WEIGHTS, MergedView, check_fits, read_adapter
 from online_sao.models.backbone import Backbone
 from online_sao.models.catalog import base_digest, load_model
 from online_sao.models.fingerprint import fingerprint
 from online_sao.models.policy import PolicyModel, token_logprobs
 from online_sao.models.value import ValueModel
+from online_sao.types import Trajectory
 
 EXPLAINED_VARIANCE_TRAJECTORIES = 256
 """The window of docs/design.md §4: fewer trajectories make explained variance meaningless."""
-
-
-HEAD_TOKENS = 128
-"""Action tokens whose logits over the whole vocabulary exist at one time (25 MB a copy for the bundled model)."""
 
 
 class UpdateCancelledError(OnlineSAOError):
@@ -61,8 +59,9 @@ class Learner:
         self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
         self.policy = PolicyModel(self._backbone)
         self.value = ValueModel(self._backbone)
-        self._policy_optimizer = self._optimizer(self.policy.parameters(), recipe.policy_learning_rate)
-        self._value_optimizer = self._optimizer(self.value.parameters(), recipe.value_learning_rate)
+        self._policy_optimizer = make_optimizer(self.policy.parameters(), recipe.policy_learning_rate, recipe)
+        self._value_optimizer = make_optimizer(self.value.parameters(), recipe.value_learning_rate, recipe)
+        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip)
         self._window: deque[ValueRecord] = deque(maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
         self.updates = 0
         """Updates these weights have been through."""
@@ -77,10 +76,6 @@ class Learner:
     def vocabulary_size(self) -> int:
         return self._backbone.vocabulary_size
 
-    def _optimizer(self, parameters: Mapping[str, nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
-        recipe = self.recipe
-        return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, betas=recipe.adam_betas, weight_decay=recipe.weight_decay, fused=True)
-
     # --- the update ---------------------------------------------------------------------------------------------------------------------
 
     def update(self, batch: TrainBatch, cancelled: Callable[[], bool] = lambda: False) -> UpdateReport:
@@ -94,11 +89,9 @@ class Learner:
             if cancelled():
                 raise UpdateCancelledError("The update was cancelled.")
 
-        gamma = self.recipe.gamma
         rewards = by_trajectory(batch, [microbatch.rewards for microbatch in batch.microbatches])
-        returns = [monte_carlo_returns(reward, _all(reward), gamma) for reward in rewards]
-        value_pass = self._train_values(batch, by_microbatch(batch, returns), check)
-        values = self._read_values(batch, check) if value_pass.updates else by_trajectory(batch, value_pass.values_before)
+        returns = batch_returns(batch, self.recipe.gamma)
+        value_pass, values = self._values(batch, returns, check)
         credit_inputs = [CreditInputs(r, v, _all(r)) for r, v in zip(rewards, values, strict=True)]
         history = tuple(self._window)
         advantages = by_microbatch(batch, self.recipe.advantages(credit_inputs, history))
@@ -118,41 +111,15 @@ class Learner:
             problem=value_pass.problem or policy_pass.problem,
         )
 
-    def _train_values(self, batch: TrainBatch, targets: Sequence[Tensor], check: Callable[[], None]) -> ValuePass:
-        """K updates on the whole batch (more the first time). Its first pass also gives the values from before the update, which come at no cost."""
-        started = time.perf_counter()
-        result = ValuePass()
-        passes = self.recipe.value_updates + (self.recipe.value_warmup_updates if self.updates == 0 else 0)
-        for number in range(passes):
-            self._value_optimizer.zero_grad(set_to_none=True)
-            total = 0.0
-            for microbatch, target in zip(batch.microbatches, targets, strict=True):
-                check()
-                values = self.value.values(*_inputs(microbatch))
-                loss = value_loss(values, target, batch.num_action_tokens)
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
-                if number == 0:
-                    result.values_before.append(values.detach())
-            if number == 0:
-                result.loss = total
-            norm = self._step(self._value_optimizer, total)
-            if norm is None:
-                result.problem = f"value update {number + 1} of {passes}: its loss or gradients are not finite"
-                break
-            result.grad_norm = max(result.grad_norm, norm)
-            result.updates += 1
-        if passes == 0:
-            result.values_before = [self.value.values_without_gradient(*_inputs(microbatch)) for microbatch in batch.microbatches]
-        result.seconds = time.perf_counter() - started
-        return result
-
-    def _read_values(self, batch: TrainBatch, check: Callable[[], None]) -> list[Tensor]:
-        values = []
-        for microbatch in batch.microbatches:
-            check()
-            values.append(self.value.values_without_gradient(*_inputs(microbatch)))
-        return by_trajectory(batch, values)
+    def _values(self, batch: TrainBatch, returns: Sequence[Tensor], check: Callable[[], None]) -> tuple[ValuePass, list[Tensor]]:
+        """K value updates on the whole batch (more where the value model has never been trained), then fresh values [l_i] of every trajectory."""
+        if not self.recipe.uses_values:
+            nothing = [torch.zeros_like(returned) for returned in returns]
+            return ValuePass(values_before=by_microbatch(batch, nothing)), nothing
+        passes = self.recipe.value_updates + (0 if self._window else self.recipe.value_warmup_updates)
+        result = self._value_trainer.train(batch, by_microbatch(batch, returns), passes, check)
+        fresh = self._value_trainer.read(batch, check) if result.updates else by_trajectory(batch, result.values_before)
+        return result, fresh
 
     def _train_policy(self, batch: TrainBatch, advantages: Sequence[Tensor], check: Callable[[], None]) -> PolicyPass:
         started = time.perf_counter()
@@ -160,10 +127,10 @@ class Learner:
         self._policy_optimizer.zero_grad(set_to_none=True)
         for microbatch, advantage in zip(batch.microbatches, advantages, strict=True):
             check()
-            self._policy_microbatch(microbatch, advantage, batch.num_action_tokens, result)
+            accumulate(self.policy, self.recipe, microbatch, advantage, batch.num_action_tokens, result)
         # Without a single trained token there is no gradient but the anchor's, and Adam would still move along its memory of earlier steps.
         if any(bool(weights.kept.any()) for weights in result.weights):
-            norm = self._step(self._policy_optimizer, result.loss)
+            norm = step(self._policy_optimizer, result.loss, self.recipe.gradient_clip)
             result.step_applied = norm is not None
             result.grad_norm = math.nan if norm is None else norm
             result.problem = "the policy's loss or gradients are not finite" if norm is None else None
@@ -172,48 +139,52 @@ class Learner:
         result.seconds = time.perf_counter() - started
         return result
 
-    def _policy_microbatch(self, microbatch: PackedMicrobatch, advantages: Tensor, num_action_tokens: int, result: PolicyPass) -> None:
-        """Forward and backward of one microbatch; gradients add up in the policy's parameters.
-
-        The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
-        current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
-        """
-        base_states = self.policy.base_states(*_inputs(microbatch))
-        states = self.policy.states(*_inputs(microbatch))
-        leaf = states.detach().requires_grad_()
-        chunks = [slice(start, start + HEAD_TOKENS) for start in range(0, len(leaf), HEAD_TOKENS)]
-        ids, temperatures = microbatch.action_ids, microbatch.temperatures
-        with torch.no_grad():
-            current = torch.cat([token_logprobs(self.policy.logits(leaf[c]), ids[c], temperatures[c]) for c in chunks])
-        decided = self.recipe.token_weights(current, microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
-        beta = self.recipe.anchor_coefficient
-        for c in chunks:
-            logits = self.policy.logits(leaf[c])
-            loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)
-            with torch.set_grad_enabled(beta > 0):
-                anchor = anchor_loss(logits, self.policy.logits(base_states[c]), temperatures[c], num_action_tokens)
-            total = loss + beta * anchor
-            total.backward()  # type: ignore[no-untyped-call]
-            result.loss += float(total.detach())
-            result.kl_base += float(anchor.detach())
-            result.entropy.append(entropy(logits.detach(), temperatures[c]))
-        states.backward(leaf.grad)  # type: ignore[no-untyped-call]
-        result.weights.append(decided)
-        result.log_ratio.append(current - microbatch.behavior_logprobs)
-
-    def _step(self, optimizer: torch.optim.AdamW, loss: float) -> float | None:
-        """Clip and apply. Returns the gradient norm before clipping; None if it or the loss is not finite, and then nothing has moved."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(parameters, self.recipe.gradient_clip))
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return norm if finite else None
-
     def _explained_variance(self) -> Tensor:
         returns, values = zip(*self._window, strict=True)
         return explained_variance(torch.cat(returns), torch.cat(values))
+
+    # --- before the first update ------------------------------------------------------------------------------------------------------
+
+    @property
+    def value_is_untrained(self) -> bool:
+        """The value model has seen no trajectory yet: it stands as it was initialised."""
+        return not self._window
+
+    def pretrain_value(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        max_tokens: int,
+        max_epochs: int = 8,
+        seed: int = 0,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> PretrainingReport:
+        """Train the value model alone on logged trajectories (value_training.py). The held-out ones then stand in the window that explained variance
+        and calibration look at. Raises ValueError for fewer than two, UpdateCancelledError; then nothing has changed."""
+
+        def check() -> None:
+            if cancelled():
+                raise UpdateCancelledError("The pretraining was cancelled.")
+
+        before = self.snapshot()
+        try:
+            report, records = self._value_trainer.pretrain(
+                trajectories,
+                gamma=self.recipe.gamma,
+                batch_size=self.recipe.batch_size,
+                max_tokens=max_tokens,
+                max_epochs=max_epochs,
+                seed=seed,
+                check=check,
+                progress=progress,
+            )
+        except BaseException:
+            self.restore(before)
+            raise
+        if report.epochs:
+            self._window = deque(records, maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
+        return report
 
     # --- what others ask of it ----------------------------------------------------------------------------------------------------------
 
@@ -326,10 +297,6 @@ class Learner:
     def _assign(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
-
-
-def _inputs(microbatch: PackedMicrobatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return microbatch.input_ids, microbatch.position_ids, microbatch.segment_ids, microbatch.state_positions
 
 
 def _all(tensor: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ def numbers_of(chosen: Recipe) -> dict[str, object]:
 
 
 OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1} | {
-    "calibration_half_life": 64.0
+    "calibration_half_life": 64.0,
+    "baseline_window": 128,
+    "uses_values": True,
 }
 
 
@@ -74,7 +76,7 @@ def test_numbers_that_cannot_work_are_refused(field: str, number: float) -> None
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="sao/live, sao/paper"):
+    with pytest.raises(ValueError, match="running-mean/live, sao/live, sao/paper"):
         recipe("grpo")
     with pytest.raises(ValueError, match="sao/dead"):
         recipe("sao", "dead")
@@ -125,6 +127,16 @@ def test_live_without_a_past_takes_the_batch_for_it() -> None:
     # Two trajectories, the older of weight 2^(-1/64): the mean return is a little below one half.
     mean = 0.5 ** (1 / 64) / (1 + 0.5 ** (1 / 64))
     assert [a[1].item() for a in recipe("sao", "live").advantages(inputs)] == pytest.approx([1 - mean, -mean])
+
+
+def test_running_mean_is_a_constant_of_the_latest_returns_and_asks_no_value_model() -> None:
+    rival = recipe("running-mean", "live", baseline_window=2)
+    assert (rival.uses_values, rival.value_updates) == (False, 0)
+    inputs = CreditInputs(rewards=t(0, 1), values=t(5, 9), loss_mask=torch.tensor([False, True]))
+    past = [(t(-9), t(0)), (t(0.5, 0.5), t(0, 0)), (t(float("nan")), t(0))]
+    assert rival.advantages([inputs], past)[0].tolist() == pytest.approx([0.0, 0.5])
+    assert recipe("running-mean").advantages([inputs], past)[0].tolist() == pytest.approx([0.0, 1 - (-9 + 0.5) / 2])
+    assert rival.advantages([inputs, dataclasses.replace(inputs, rewards=t(0, 0))])[1].tolist() == pytest.approx([0.0, -0.5])
 
 
 def test_gamma_and_alpha_of_the_recipe_are_used() -> None:

@@ -9,7 +9,7 @@ import torch
 from online_sao.algorithm.recipes import CreditInputs, Recipe, critic_advantages
 from online_sao.config import GateSettings
 from online_sao.experience.batching import TrainBatch, pack
-from online_sao.learner import learner as learner_module
+from online_sao.learner import policy_training
 from online_sao.learner.learner import UpdateCancelledError
 from online_sao.models.policy import token_logprobs
 from online_sao.publishing.gates import check
@@ -241,7 +241,7 @@ def test_microbatches_add_up_to_the_batch(make_bench, monkeypatch, max_tokens):
 def test_the_vocabulary_may_be_met_in_pieces(make_bench, monkeypatch):
     def after_update(head_tokens: int) -> dict[str, torch.Tensor]:
         bench = make_bench(anchor_coefficient=0.1, policy_learning_rate=1e-3)
-        monkeypatch.setattr(learner_module, "HEAD_TOKENS", head_tokens)
+        monkeypatch.setattr(policy_training, "HEAD_TOKENS", head_tokens)
         bench.learner.update(bench.batch())
         return bench.policy()
 

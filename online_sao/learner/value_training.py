@@ -1,0 +1,158 @@
+"""Training and reading the value model on whole batches, and pretraining it on what has been logged. Moves no policy weight.
+
+Value targets are the λ = 1 returns, the loss is their mean squared error over action tokens (docs/design.md §5, Values). A value-only pass consumes
+no trajectory.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from online_sao.algorithm.advantages import monte_carlo_returns
+from online_sao.algorithm.diagnostics import explained_variance
+from online_sao.algorithm.losses import value_loss
+from online_sao.experience.batching import TrainBatch, pack
+from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.report import ValuePass
+from online_sao.learner.state import ValueRecord
+from online_sao.learner.stepping import forward_inputs, step
+from online_sao.models.value import ValueModel
+from online_sao.types import Trajectory
+
+Check = Callable[[], None]
+"""Called before every microbatch; raises where the work is to be given up."""
+
+PATIENCE = 2
+"""Epochs without a better explanation of the held-out trajectories after which pretraining ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingReport:
+    """What value pretraining did. Explained variances are over the held-out trajectories, which were never trained on. ``epochs`` 0: no epoch
+    explained more than the value model did before, and it has been left as it was."""
+
+    trained: int
+    held_out: int
+    epochs: int
+    explained_variance_before: float
+    explained_variance_after: float
+
+
+def batch_returns(batch: TrainBatch, gamma: float) -> list[Tensor]:
+    """The value targets [l_i] of every trajectory of a batch."""
+    rewards = by_trajectory(batch, [microbatch.rewards for microbatch in batch.microbatches])
+    return [monte_carlo_returns(reward, torch.ones_like(reward, dtype=torch.bool), gamma) for reward in rewards]
+
+
+class ValueTrainer:
+    """``optimizer`` holds the parameters of ``model`` and nothing else."""
+
+    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._clip = gradient_clip
+
+    def train(self, batch: TrainBatch, targets: Sequence[Tensor], passes: int, check: Check) -> ValuePass:
+        """``passes`` updates on the whole batch; targets [N_m] by microbatch. The first pass also gives the values from before the update, which
+        then come at no cost."""
+        started = time.perf_counter()
+        result = ValuePass()
+        for number in range(passes):
+            self._optimizer.zero_grad(set_to_none=True)
+            total = 0.0
+            for microbatch, target in zip(batch.microbatches, targets, strict=True):
+                check()
+                values = self._model.values(*forward_inputs(microbatch))
+                loss = value_loss(values, target, batch.num_action_tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+                if number == 0:
+                    result.values_before.append(values.detach())
+            if number == 0:
+                result.loss = total
+            norm = step(self._optimizer, total, self._clip)
+            if norm is None:
+                result.problem = f"value update {number + 1} of {passes}: its loss or gradients are not finite"
+                break
+            result.grad_norm = max(result.grad_norm, norm)
+            result.updates += 1
+        if passes == 0:
+            result.values_before = self._read(batch, check)
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
+        """Values [l_i] of every trajectory, without gradient."""
+        return by_trajectory(batch, self._read(batch, check))
+
+    def _read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
+        values = []
+        for microbatch in batch.microbatches:
+            check()
+            values.append(self._model.values_without_gradient(*forward_inputs(microbatch)))
+        return values
+
+    def pretrain(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        gamma: float,
+        batch_size: int,
+        max_tokens: int,
+        max_epochs: int,
+        seed: int,
+        check: Check,
+        progress: Callable[[int, int], None],
+    ) -> tuple[PretrainingReport, list[ValueRecord]]:
+        """Value updates on logged trajectories, epoch after epoch, as long as they explain more of a held-out fifth; the best epoch is kept.
+
+        ``progress(done, of)`` counts value updates. Returns what was done, and (returns, values) of the held-out trajectories. Raises ValueError
+        for fewer than two trajectories, and whatever ``check`` raises: the weights are then somewhere in between.
+        """
+        if len(trajectories) < 2:
+            raise ValueError(f"value pretraining needs at least two trajectories, not {len(trajectories)}")
+        shuffled = list(trajectories)
+        random.Random(seed).shuffle(shuffled)
+        count = max(1, len(shuffled) // 5)
+        held_out, training = pack(shuffled[:count], max_tokens), shuffled[count:]
+        held_out_returns = batch_returns(held_out, gamma)
+        chunks = [pack(training[start : start + batch_size], max_tokens) for start in range(0, len(training), batch_size)]
+        best_values = self.read(held_out, check)
+        before = best = _explained(held_out_returns, best_values)
+        best_state, best_epoch = self._state(), 0
+        for epoch in range(1, max_epochs + 1):
+            for number, chunk in enumerate(chunks):
+                self.train(chunk, by_microbatch(chunk, batch_returns(chunk, gamma)), 1, check)
+                progress((epoch - 1) * len(chunks) + number + 1, max_epochs * len(chunks))
+            values = self.read(held_out, check)
+            explained = _explained(held_out_returns, values)
+            if explained > best:
+                best, best_values, best_state, best_epoch = explained, values, self._state(), epoch
+            elif epoch - best_epoch >= PATIENCE:
+                break
+        self._restore(best_state)
+        report = PretrainingReport(len(training), count, best_epoch, before, best)
+        return report, list(zip(held_out_returns, best_values, strict=True))
+
+    def _state(self) -> tuple[list[Tensor], dict[str, object]]:
+        return [parameter.detach().clone() for parameter in self._parameters()], copy.deepcopy(self._optimizer.state_dict())
+
+    @torch.no_grad()
+    def _restore(self, state: tuple[list[Tensor], dict[str, object]]) -> None:
+        for parameter, kept in zip(self._parameters(), state[0], strict=True):
+            parameter.copy_(kept)
+        self._optimizer.load_state_dict(copy.deepcopy(state[1]))
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def _explained(returns: Sequence[Tensor], values: Sequence[Tensor]) -> float:
+    return float(explained_variance(torch.cat(list(returns)), torch.cat(list(values))))
