@@ -54,9 +54,12 @@ def _prepare(settings: Settings, console: Console) -> None:
     with console.status("Preparing the database"):
         asyncio.run(upgrade(settings.database_url))
     with console.status(f"Preparing the model ({settings.policy.model}): converted once, then cached"):
-        from online_sao.models.catalog import obtain
+        from online_sao.models.catalog import base_digest, obtain
+        from online_sao.publishing.base_identity import BaseIdentity, require_same_base
 
-        obtain(settings.policy.model, settings.policy.cache_dir.expanduser())
+        policy = settings.policy
+        digest = base_digest(obtain(policy.model, policy.cache_dir.expanduser()))
+        require_same_base(settings.storage.data_dir, BaseIdentity(policy.model, digest, policy.lora_rank, policy.lora_alpha))
 
 
 class _LifespanGuard:

@@ -7,6 +7,7 @@ Knows nothing of HTTP or engines; it meets the serving process in the database a
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -18,10 +19,11 @@ from typing import Any, NoReturn
 import torch
 
 from online_sao.algorithm.recipes import Recipe, recipe
-from online_sao.config import Settings
+from online_sao.config import LearningSettings, Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError
 from online_sao.learner.learner import Learner
-from online_sao.models.catalog import obtain
+from online_sao.models.catalog import base_digest, obtain
+from online_sao.publishing.base_identity import BaseIdentity, require_same_base
 from online_sao.runtime.background import Background
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.learning_cycle import LearningCycle
@@ -35,6 +37,10 @@ SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
 PARENT_POLL_SECONDS = 0.5
 LEASE_HELD_EXIT = 3
 """Exit code where another learner has this database: it may be gone the next time. What cannot work however often it is tried ends with 2."""
+
+
+_NUMBERS = frozenset(LearningSettings.model_fields) - {"recipe", "preset"}
+"""Settings that replace the field of the same name in a recipe."""
 
 
 def run(settings: Settings) -> NoReturn:
@@ -66,21 +72,13 @@ def run(settings: Settings) -> NoReturn:
 
 
 def learning_recipe(settings: Settings) -> Recipe:
-    """SAO in the numbers of the preset, with what the settings say otherwise."""
+    """The recipe in the numbers of the preset, with what the settings say otherwise. Raises ConfigurationError where they make none."""
     learning = settings.learning
-    return recipe(
-        "sao",
-        learning.preset,
-        batch_size=learning.batch_size,
-        policy_learning_rate=learning.policy_learning_rate,
-        value_learning_rate=learning.value_learning_rate,
-        value_updates=learning.value_updates,
-        value_warmup_updates=learning.value_warmup_updates,
-        epsilon_low=learning.epsilon_low,
-        epsilon_high=learning.epsilon_high,
-        anchor_coefficient=learning.anchor_coefficient,
-        max_policy_lag=learning.max_policy_lag,
-    )
+    overrides = {field.name: getattr(learning, field.name) for field in dataclasses.fields(Recipe) if field.name in _NUMBERS}
+    try:
+        return recipe(learning.recipe, learning.preset, **overrides)
+    except ValueError as error:
+        raise ConfigurationError(f"The learning settings make no recipe: {error}. See docs/configuration.md.") from error
 
 
 async def _live(settings: Settings, compute: Background) -> int:
@@ -124,7 +122,9 @@ async def _learn(settings: Settings, database: Database, compute: Background, st
 
 
 def _open(settings: Settings) -> Learner:
-    model_path = obtain(settings.policy.model, settings.policy.cache_dir)
+    policy = settings.policy
+    model_path = obtain(policy.model, policy.cache_dir)
+    require_same_base(settings.storage.data_dir, BaseIdentity(policy.model, base_digest(model_path), policy.lora_rank, policy.lora_alpha))
     return Learner.open(
         model_path,
         learning_recipe(settings),
