@@ -76,7 +76,7 @@ async def test_what_a_killed_process_wrote_beyond_its_mark_is_written_again_and_
     files.write(1, {"policy/entropy": 1.0}, 1.0)
     files.flush()
     files.write(2, {"policy/entropy": 9.0}, 2.0)
-    files._writer.flush()  # killed before the mark was moved
+    files._writer.close()  # on disk, and killed before the mark was moved
     await add(database, row(1), row(2))
     log = TensorBoardLog(database, tmp_path)
     await log.advance()
