@@ -77,6 +77,7 @@ class MetricWords:
 PHASES = {
     "starting": "Starting",
     "waiting": "Waiting for scores",
+    "pretraining": "Pretraining the value model",
     "updating": "Updating the policy",
     "publishing": "Publishing a version",
     "paused": "Paused",

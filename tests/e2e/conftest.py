@@ -71,14 +71,15 @@ def open_page(browser: Browser, server: Server) -> Iterator[Callable[..., Page]]
     watch, pages = Watch(), []
     host = urlsplit(server.url).netloc
 
-    def open_page(width: int = 1280, height: int = 900, scheme: str = "light") -> Page:
+    def open_page(width: int = 1280, height: int = 900, scheme: str = "light", tab: str = "overview", path: str | None = None) -> Page:
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
         page.on("request", lambda request: urlsplit(request.url).netloc in (host, "") or watch.outside.append(request.url))
         page.on("console", lambda message: message.type == "error" and watch.errors.append(message.text))
         page.on("pageerror", lambda error: watch.errors.append(str(error)))
         page.set_default_timeout(30_000)
-        page.goto(f"{server.url}/dashboard")
+        page.goto(f"{server.url}/dashboard{f'?tab={tab}' if path is None else path}")
         page.get_by_role("heading", name="Online SAO").wait_for()
+        expect(page.locator("#sao-age")).to_contain_text("updated")
         pages.append(page)
         return page
 
