@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def export(
     out: Annotated[Path, typer.Option(help="File to write; replaced if it exists.")],
-    since: Annotated[
-        str | None, typer.Option(help="Asked for at this time or later: ISO 8601 (UTC by default) or Unix seconds.")
-    ] = None,
+    since: Annotated[str | None, typer.Option(help="Asked for at this time or later: ISO 8601 (UTC by default) or Unix seconds.")] = None,
     until: Annotated[str | None, typer.Option(help="Asked for before this time.")] = None,
     user: Annotated[str | None, typer.Option(help="Of this user only.")] = None,
     scored_only: Annotated[bool, typer.Option("--scored-only", help="Only interactions that got a score.")] = False,
