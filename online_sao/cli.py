@@ -25,6 +25,7 @@ from online_sao.commands.common import ConfigOption, DataDirOption, console, err
 from online_sao.commands.demo import demo
 from online_sao.commands.doctor import doctor
 from online_sao.commands.export import export
+from online_sao.commands.pretrain_value import pretrain_value
 from online_sao.commands.replay import replay
 from online_sao.commands.simulate import simulate
 from online_sao.errors import OnlineSAOError
@@ -42,6 +43,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(export)
 app.command()(replay)
+app.command()(pretrain_value)
 database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
 app.add_typer(database_app, name="db")

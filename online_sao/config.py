@@ -105,6 +105,8 @@ class LearningSettings(_Group):
 
     enabled: bool = True
     """Start a learner process beside the server."""
+    recipe: Literal["sao", "running-mean"] = "sao"
+    """Which algorithm (algorithm/recipes.py): ``sao``, or ``running-mean``, which has no value model: the baseline to measure against."""
     preset: Literal["live", "paper"] = "live"
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
@@ -127,12 +129,18 @@ class LearningSettings(_Group):
     """K: value updates before each policy update."""
     value_warmup_updates: int | None = Field(None, ge=0)
     """Value-only updates on the first batch, before the policy first moves."""
+    value_pretraining_min_scores: int = Field(64, ge=0)
+    """A value model that has learned nothing yet is first trained on logged scored interactions, where there are this many. 0: never."""
+    value_pretraining_max_scores: int = Field(512, ge=2)
+    """Newest scored interactions that value pretraining looks at."""
     epsilon_low: float | None = Field(None, gt=0)
     """Lower width of the DIS band: a token is trained where 1 − epsilon_low < ratio < 1 + epsilon_high."""
     epsilon_high: float | None = Field(None, gt=0)
     """Upper width of the DIS band."""
     anchor_coefficient: float | None = Field(None, ge=0)
     """β of the KL(current ‖ base) anchor. 0: no anchor."""
+    anchor_gain: float | None = Field(None, ge=0)
+    """How much stronger the anchor gets for every unit of reward (its range is 2) that was lost lately."""
     max_policy_lag: int | None = Field(None, ge=0)
     """Updates between a trajectory's oldest token and its use, above which it expires."""
     lease_seconds: float = Field(600.0, gt=0)

@@ -1,15 +1,14 @@
-"""How far a value model has earned trust: the affine map from its values to the returns that really followed. Owns that fit; knows no advantages.
+"""What earlier trajectories say of this batch: how far the critic has earned trust, what reward to expect, and whether it has fallen. Owns these
+estimates from past returns; knows no advantages and no policy.
 
-A critic that explains nothing is worse than a constant baseline: its errors are added to every advantage. One that explains something is worth
-exactly its regression coefficient, the classical optimum for a control variate: V' = μ_G + β (V − μ_V) with β = Cov(G, V) / Var(V) has the least
-variance of G − V' among all affine maps. So the critic's use is gated by what it explained lately, smoothly: β = 0 is a running mean of returns,
-β = 1 (with equal means) the critic as it stands.
+``PastReturns`` lists are oldest first. A trajectory weighs half of one ``half_life`` trajectories younger; its tokens share its weight. Tokens
+whose return or value is not finite are left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,24 +20,13 @@ PastReturns = tuple[Tensor, Tensor]
 """(returns[l], values[l] from before the update that learned from them) of one earlier trajectory's action tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """V' = return_mean + slope · (V − value_mean)."""
-
-    slope: float
-    value_mean: float
-    return_mean: float
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return self.return_mean + self.slope * (values - self.value_mean)
-
-
-def calibrate(history: Sequence[PastReturns], half_life: float) -> Calibration | None:
-    """The calibration of the trajectories in ``history`` (oldest first), each weighing half of one ``half_life`` trajectories younger.
+def calibration_slope(history: Sequence[PastReturns], half_life: float) -> float:
+    """β of V' = μ + β (V − mean V): how much of the value model's opinion belongs into a baseline.
 
         β = Cov(G, V) / (Var(V) + RIDGE), kept in [0, 1]
 
-    Tokens of a trajectory share its weight. Non-finite tokens are left out. None where nothing is left: nothing is known yet.
+    the classical optimum of a control variate: of all affine maps of V this one leaves the least variance of G − V'. A critic that explains nothing
+    is worse than a constant, since its errors are added to every advantage: it gets 0. So does one without a past.
 
     Raises ValueError unless ``half_life`` is above 0.
     """
@@ -53,11 +41,45 @@ def calibrate(history: Sequence[PastReturns], half_life: float) -> Calibration |
             values.append(past_values[finite].to(torch.float64))
             weights.append(torch.full((count,), 0.5 ** (age / half_life) / count, dtype=torch.float64, device=past_returns.device))
     if not weights:
-        return None
+        return 0.0
     g, v, w = torch.cat(returns), torch.cat(values), torch.cat(weights)
     w = w / w.sum()
     mean_g, mean_v = (w * g).sum(), (w * v).sum()
     covariance = (w * (g - mean_g) * (v - mean_v)).sum()
     variance = (w * (v - mean_v) ** 2).sum()
-    slope = (covariance / (variance + RIDGE)).clamp(0.0, 1.0)
-    return Calibration(float(slope), float(mean_v), float(mean_g))
+    return float((covariance / (variance + RIDGE)).clamp(0.0, 1.0))
+
+
+def recent_mean(numbers: Sequence[float], half_life: float, others: Sequence[float] = ()) -> float | None:
+    """Mean of ``numbers`` (oldest first) under the half-life, and of ``others``, which are of now and weigh 1 each. None where there are none.
+
+    The mean of everybody else's outcome is a baseline that does not depend on one's own action: it biases no gradient.
+    """
+    pairs = [(0.5 ** ((age + 1) / half_life), number) for age, number in enumerate(reversed(numbers))]
+    pairs += [(1.0, number) for number in others]
+    pairs = [(weight, number) for weight, number in pairs if math.isfinite(number)]
+    total = math.fsum(weight for weight, _ in pairs)
+    return math.fsum(weight * number for weight, number in pairs) / total if total > 0 else None
+
+
+def reward_drop(returns: Sequence[float], fast_half_life: float, slow_half_life: float) -> float:
+    """By how much the reward has fallen lately, beyond one standard error of what "lately" is known to; 0 where it has not.
+
+        max(0, mean_slow − mean_fast − s_fast / √n_fast),   n = (Σw)² / Σw²
+
+    ``returns``: one number a trajectory, oldest first. In units of reward. A drop decays by itself as the slow mean comes down.
+    """
+    finite = [number for number in returns if math.isfinite(number)]
+    if len(finite) < 2:
+        return 0.0
+
+    def moments(half_life: float) -> tuple[float, float, float]:
+        weights = [0.5 ** (age / half_life) for age in range(len(finite))][::-1]
+        total = math.fsum(weights)
+        mean = math.fsum(w * x for w, x in zip(weights, finite, strict=True)) / total
+        variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, finite, strict=True)) / total
+        return mean, variance, total**2 / math.fsum(w * w for w in weights)
+
+    slow, _, _ = moments(slow_half_life)
+    fast, variance, count = moments(fast_half_life)
+    return max(0.0, slow - fast - math.sqrt(variance / count))

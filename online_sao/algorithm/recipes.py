@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from online_sao.algorithm.advantages import length_adaptive_lambda, monte_carlo_returns, skip_observation_gae
-from online_sao.algorithm.calibration import PastReturns, calibrate
+from online_sao.algorithm.calibration import PastReturns, calibration_slope, recent_mean, reward_drop
 from online_sao.algorithm.importance import TokenWeights, dis
 
 Preset = Literal["live", "paper"]
@@ -84,7 +84,11 @@ class Recipe:
     baseline_window: int = 128
     """Trajectories in the running mean of returns. Used by running-mean credit alone."""
     calibration_half_life: float = 64.0
-    """Trajectories after which an outcome weighs half in the critic's calibration. Used by calibrated credit alone."""
+    """Trajectories after which an outcome weighs half in the critic's slope. Used by calibrated credit alone."""
+    baseline_half_life: float = 16.0
+    """Trajectories after which an outcome weighs half in the level of the baseline, and in what the reward is "lately". Calibrated credit, anchor."""
+    anchor_gain: float = 0.0
+    """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
@@ -103,7 +107,7 @@ class Recipe:
             "gradient_clip",
             "calibration_half_life",
         )
-        not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "max_policy_lag", "weight_decay")
+        not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "anchor_gain", "max_policy_lag", "weight_decay")
         for field_name in positive:
             if not getattr(self, field_name) > 0:
                 raise ValueError(f"{field_name} must be above 0, not {getattr(self, field_name)}")
@@ -123,6 +127,16 @@ class Recipe:
         """advantages[T] of every trajectory of the batch, in the same order, detached, 0 off the mask. ``history``: earlier trajectories, oldest
         first, none of this batch."""
         return self.credit(self, trajectories, history)
+
+    def anchor_strength(self, returns: Sequence[float]) -> float:
+        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop). ``returns``: of the latest trajectories, this batch's among them,
+        oldest first.
+
+        The anchor lets the policy leave the base for what reward pays. When what was learned is no longer wanted, its payment is gone, and often
+        all variety with it: every answer scores the same low, no advantage points anywhere. Back near the base the new preference can be met
+        again; so the pull grows with the loss, and fades as the slow mean forgets.
+        """
+        return self.anchor_coefficient * (1.0 + self.anchor_gain * reward_drop(returns, self.baseline_half_life, self.calibration_half_life))
 
 
 def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:
@@ -145,14 +159,21 @@ def critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], hist
 
 
 def calibrated_critic_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
-    """``critic_advantages`` with the value model's values calibrated by what they explained of the latest returns (calibration.py): the critic is
-    used as far as it has earned it, and a recent mean of returns takes its place where it has not. The first batch, with nothing before it, is
-    its own history."""
-    own = [(_returns(recipe, trajectory), trajectory.values[trajectory.loss_mask]) for trajectory in trajectories]
-    calibration = calibrate(history or own, recipe.calibration_half_life)
-    if calibration is not None:
-        trajectories = [dataclasses.replace(trajectory, values=calibration(trajectory.values)) for trajectory in trajectories]
-    return critic_advantages(recipe, trajectories)
+    """``critic_advantages`` with V' = level + β · V in the place of V: the critic is used as far as it explained recent returns (β,
+    ``calibration_slope``), and the level is the mean of what is left, G − β · V, over the batch's *other* trajectories and the latest earlier ones:
+    it follows a shift of preference within a batch, and depends on no action of its own trajectory."""
+    slope = calibration_slope(history, recipe.calibration_half_life)
+    past = [_mean_residual(returns, values, slope) for returns, values in history]
+    own = [_mean_residual(_returns(recipe, trajectory), trajectory.values[trajectory.loss_mask], slope) for trajectory in trajectories]
+    calibrated = []
+    for index, trajectory in enumerate(trajectories):
+        level = recent_mean(past, recipe.baseline_half_life, own[:index] + own[index + 1 :])
+        calibrated.append(dataclasses.replace(trajectory, values=(level or 0.0) + slope * trajectory.values))
+    return critic_advantages(recipe, calibrated)
+
+
+def _mean_residual(returns: Tensor, values: Tensor, slope: float) -> float:
+    return float((returns - slope * values).mean())
 
 
 def running_mean_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
@@ -190,11 +211,12 @@ _SAO_LIVE = dataclasses.replace(
     _SAO_PAPER,
     preset="live",
     credit=calibrated_critic_advantages,
-    policy_learning_rate=5e-4,
+    policy_learning_rate=1e-3,
     value_learning_rate=1e-3,
     batch_size=8,
     value_warmup_updates=2,
-    anchor_coefficient=0.05,
+    anchor_coefficient=0.1,
+    anchor_gain=30.0,
 )
 _RUNNING_MEAN_LIVE = dataclasses.replace(
     _SAO_LIVE, name="running-mean", credit=running_mean_advantages, uses_values=False, value_updates=0, value_warmup_updates=0

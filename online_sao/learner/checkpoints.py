@@ -39,20 +39,36 @@ class Checkpoints:
 
         A checkpoint of the same number, which only a discarded update can have left, is replaced.
         """
+
+        def save_all(folder: Path) -> None:
+            save(folder)
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+        final = self._folder(update_number)
+        self._put(final, save_all)
+        return Checkpoint(update_number, final, dict(manifest))
+
+    def write_value(self, update_number: int, save: Callable[[Path], object]) -> None:
+        """A value model pretrained after that update (0: before the first), which takes the place of the one in its checkpoint."""
+        self._put(self._value_folder(update_number), save)
+
+    def value(self, update_number: int) -> Path | None:
+        """What ``write_value`` saved for that update, if anything."""
+        folder = self._value_folder(update_number)
+        return folder if folder.is_dir() else None
+
+    def _put(self, final: Path, save: Callable[[Path], object]) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
         temporary = self._temporary()
         temporary.mkdir()
         try:
             save(temporary)
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             sync_tree(temporary)
-            self.remove(update_number)
-            final = self._folder(update_number)
+            self._remove(final)
             temporary.rename(final)
             sync(self._root)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return Checkpoint(update_number, final, dict(manifest))
 
     def all(self) -> list[Checkpoint]:
         """Oldest first. Folders under other names are left out, temporary ones among them."""
@@ -70,14 +86,17 @@ class Checkpoints:
 
     def remove(self, update_number: int) -> None:
         """Under a temporary name first, so that no half of it is ever taken for a checkpoint. Nothing happens if there is none."""
-        folder = self._folder(update_number)
+        self._remove(self._folder(update_number))
+        self._remove(self._value_folder(update_number))
+
+    def _remove(self, folder: Path) -> None:
         if folder.is_dir():
             aside = self._temporary()
             folder.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest ``keep``."""
+        """Remove all but the newest ``keep``, and what was pretrained on one that is removed. A value model for the base stays."""
         for checkpoint in self.all()[:-keep]:
             self.remove(checkpoint.update_number)
 
@@ -90,6 +109,9 @@ class Checkpoints:
 
     def _folder(self, update_number: int) -> Path:
         return self._root / f"update-{update_number:06d}"
+
+    def _value_folder(self, update_number: int) -> Path:
+        return self._root / f"value-{update_number:06d}"
 
     def _temporary(self) -> Path:
         return self._root / f"tmp-{uuid.uuid4().hex[:12]}"

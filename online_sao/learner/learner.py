@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from online_sao.algorithm.calibration import calibrate
+from online_sao.algorithm.calibration import calibration_slope
 from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.recipes import CreditInputs, Recipe
 from online_sao.errors import OnlineSAOError, PolicyStoreError
@@ -95,13 +95,14 @@ class Learner:
         credit_inputs = [CreditInputs(r, v, _all(r)) for r, v in zip(rewards, values, strict=True)]
         history = tuple(self._window)
         advantages = by_microbatch(batch, self.recipe.advantages(credit_inputs, history))
-        calibration = calibrate(history, self.recipe.calibration_half_life)
-        policy_pass = self._train_policy(batch, advantages, check)
+        slope = calibration_slope(history, self.recipe.calibration_half_life)
+        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns])
+        policy_pass = self._train_policy(batch, advantages, beta, check)
         self.updates += 1
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
         metrics = {
             **policy_metrics(policy_pass, advantages),
-            **value_metrics(value_pass, self._explained_variance(), len(self._window), calibration.slope if calibration else 0.0),
+            **value_metrics(value_pass, self._explained_variance(), len(self._window), slope),
             **data_metrics(batch),
         }
         return UpdateReport(
@@ -121,13 +122,13 @@ class Learner:
         fresh = self._value_trainer.read(batch, check) if result.updates else by_trajectory(batch, result.values_before)
         return result, fresh
 
-    def _train_policy(self, batch: TrainBatch, advantages: Sequence[Tensor], check: Callable[[], None]) -> PolicyPass:
+    def _train_policy(self, batch: TrainBatch, advantages: Sequence[Tensor], beta: float, check: Callable[[], None]) -> PolicyPass:
         started = time.perf_counter()
-        result = PolicyPass()
+        result = PolicyPass(anchor_coefficient=beta)
         self._policy_optimizer.zero_grad(set_to_none=True)
         for microbatch, advantage in zip(batch.microbatches, advantages, strict=True):
             check()
-            accumulate(self.policy, self.recipe, microbatch, advantage, batch.num_action_tokens, result)
+            accumulate(self.policy, self.recipe, microbatch, advantage, beta, batch.num_action_tokens, result)
         # Without a single trained token there is no gradient but the anchor's, and Adam would still move along its memory of earlier steps.
         if any(bool(weights.kept.any()) for weights in result.weights):
             norm = step(self._policy_optimizer, result.loss, self.recipe.gradient_clip)
@@ -291,6 +292,11 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Raises ConfigurationError if what is saved there belongs to another base model or rank."""
         self.restore(learner_state.read(folder, self.identity))
+
+    def load_value(self, folder: Path) -> None:
+        """The value model, its optimiser and its window of a saved state; the policy stays. Raises ConfigurationError as ``load``."""
+        saved = learner_state.read(folder, self.identity)
+        self.restore(replace(self.snapshot(), value=saved.value, value_optimizer=saved.value_optimizer, window=saved.window))
 
     @staticmethod
     @torch.no_grad()

@@ -21,9 +21,9 @@ HEAD_TOKENS = 128
 
 
 def accumulate(
-    policy: PolicyModel, recipe: Recipe, microbatch: PackedMicrobatch, advantages: Tensor, num_action_tokens: int, result: PolicyPass
+    policy: PolicyModel, recipe: Recipe, microbatch: PackedMicrobatch, advantages: Tensor, beta: float, num_action_tokens: int, result: PolicyPass
 ) -> None:
-    """Forward and backward of one microbatch; gradients add up in the policy's parameters.
+    """Forward and backward of one microbatch; gradients add up in the policy's parameters. ``beta`` is the anchor's coefficient.
 
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
     current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
@@ -36,7 +36,6 @@ def accumulate(
     with torch.no_grad():
         current = torch.cat([token_logprobs(policy.logits(leaf[c]), ids[c], temperatures[c]) for c in chunks])
     decided = recipe.token_weights(current, microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
-    beta = recipe.anchor_coefficient
     for c in chunks:
         logits = policy.logits(leaf[c])
         loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)

@@ -99,6 +99,14 @@ async def claim_batch(database: Database, rules: ClaimRules, head: Head) -> Clai
     return ClaimedBatch(claim_id, head, tuple(trajectory for trajectory, _ in usable), tuple(lag for _, lag in usable))
 
 
+def buildable(item: ClaimedTrajectory, vocabulary_size: int) -> Trajectory | None:
+    """The trajectory of a logged interaction; None where it cannot train."""
+    try:
+        return _build(item, vocabulary_size)
+    except (ValueError, TypeError):
+        return None
+
+
 def _build(item: ClaimedTrajectory, vocabulary_size: int) -> Trajectory:
     """Raises ValueError or TypeError where a row cannot train. Logprobs that are numbers but not finite pass: the learner masks such tokens."""
     if not math.isfinite(item.reward):

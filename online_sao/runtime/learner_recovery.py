@@ -59,6 +59,9 @@ class LearnerRecovery:
             await self._compute.run(self._learner.reset)
         elif not await self._compute.run(lambda: self._load(self._checkpoints.get(row.head_update))):
             await self._compute.run(lambda: self._stand_on_published(row.head_version, row.head_update))
+        pretrained = self._checkpoints.value(row.head_update)
+        if pretrained is not None:
+            await self._compute.run(lambda: self._learner.load_value(pretrained))
         return Head(row.lineage_epoch, row.head_version)
 
     def _load(self, checkpoint: Checkpoint | None) -> bool:

@@ -17,7 +17,7 @@ from online_sao.storage.session import Database
 
 logger = logging.getLogger(__name__)
 
-Phase = Literal["starting", "waiting", "updating", "publishing", "paused", "alarm", "stopped"]
+Phase = Literal["starting", "pretraining", "waiting", "updating", "publishing", "paused", "alarm", "stopped"]
 
 BEAT_SECONDS = 1.5
 """Longest time between two signs of life."""

@@ -109,7 +109,7 @@ async def _live(settings: Settings, compute: Background) -> int:
 
 
 async def _learn(settings: Settings, database: Database, compute: Background, status: LearnerStatus, stopping: asyncio.Event) -> None:
-    opening = asyncio.create_task(compute.run(lambda: _open(settings)))
+    opening = asyncio.create_task(compute.run(lambda: open_learner(settings)))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -121,7 +121,7 @@ async def _learn(settings: Settings, database: Database, compute: Background, st
     await LearningCycle(settings, database, learner, compute, status, stopping).run()
 
 
-def _open(settings: Settings) -> Learner:
+def open_learner(settings: Settings) -> Learner:
     policy = settings.policy
     model_path = obtain(policy.model, policy.cache_dir)
     require_same_base(settings.storage.data_dir, BaseIdentity(policy.model, base_digest(model_path), policy.lora_rank, policy.lora_alpha))

@@ -43,6 +43,7 @@ from online_sao.runtime.batches import ClaimedBatch, ClaimRules, Head, claim_bat
 from online_sao.runtime.learner_recovery import LearnerRecovery
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.self_check import ALARM, SelfCheck
+from online_sao.runtime.value_pretraining import ValuePretraining
 from online_sao.storage.repositories import learner as learner_row
 from online_sao.storage.repositories import policies, trajectories, updates
 from online_sao.storage.session import Database
@@ -89,6 +90,8 @@ class LearningCycle:
             lease_seconds=learning.lease_seconds,
             vocabulary_size=learner.vocabulary_size,
         )
+        self._pretraining = ValuePretraining(database, learner, compute, learning, stopping.is_set)
+        self._pretraining_tried = False
         self._head = Head(-1, -1)
 
     async def run(self) -> None:
@@ -106,7 +109,11 @@ class LearningCycle:
             return False
         if (row.lineage_epoch, row.head_version) != (self._head.lineage_epoch, self._head.version):
             self._head = await self._recovery.stand_on(row)
+            self._pretraining_tried = False
         if not await self._self_check.passes(self._head.version):
+            return True
+        if not self._pretraining_tried and await self._pretraining.due():
+            await self._pretrain()
             return True
         batch = await claim_batch(self._database, self._rules, self._head)
         if batch is None:
@@ -120,6 +127,15 @@ class LearningCycle:
             await asyncio.wait_for(self._stopping.wait(), timeout=self._settings.learning.poll_seconds)
         except TimeoutError:
             return
+
+    async def _pretrain(self) -> None:
+        """Once for each place the learner stands on: where nothing is kept of it, more of the same would keep nothing either."""
+        self._status.set("pretraining", "the value model, on logged scores")
+        self._pretraining_tried = True
+        try:
+            await self._pretraining.run()
+        except UpdateCancelledError:
+            logger.info("value pretraining was given up: the learner was told to stop")
 
     async def _learn(self, batch: ClaimedBatch) -> None:
         doing = f"{len(batch.trajectories)} trajectories on version {batch.head.version}"

@@ -290,7 +290,7 @@ class LearnerRow(Base):
     paused: Mapped[bool] = mapped_column(Boolean)
     pause_reason: Mapped[str | None] = mapped_column(Text)
     phase: Mapped[str] = mapped_column(String(32))
-    """starting, waiting, updating, publishing, paused, alarm, stopped."""
+    """starting, pretraining, waiting, updating, publishing, paused, alarm, stopped."""
     detail: Mapped[str | None] = mapped_column(Text)
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     pid: Mapped[int | None] = mapped_column(Integer)

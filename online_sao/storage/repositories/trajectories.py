@@ -15,7 +15,7 @@ from online_sao.errors import LeaseLostError, LifecycleError
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.repositories.interactions import to_record
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
-from online_sao.types import Interaction, TrajectoryState
+from online_sao.types import Interaction, InteractionStatus, TrajectoryState
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,32 @@ async def load_claimed(session: AsyncSession, claim_id: str) -> tuple[list[Claim
         else:
             claimed.append(ClaimedTrajectory(trajectory.id, trajectory.reward, trajectory.oldest_policy_version, record))
     return claimed, broken
+
+
+async def count_scored(session: AsyncSession, *, limit: int) -> int:
+    """How many trajectories have a reward, counted up to ``limit``."""
+    some = select(TrajectoryRow.id).where(TrajectoryRow.reward.is_not(None)).limit(limit).subquery()
+    return await session.scalar(select(func.count()).select_from(some)) or 0
+
+
+async def load_scored(session: AsyncSession, limit: int) -> list[ClaimedTrajectory]:
+    """The newest ``limit`` trajectories that have a reward and still have their content, whatever became of them, oldest first."""
+    query = (
+        select(TrajectoryRow, InteractionRow)
+        .join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id)
+        .where(TrajectoryRow.reward.is_not(None), InteractionRow.stored, InteractionRow.status == InteractionStatus.COMPLETED)
+        .order_by(TrajectoryRow.id.desc())
+        .limit(limit)
+    )
+    found: list[ClaimedTrajectory] = []
+    for trajectory, interaction in await session.execute(query):
+        try:
+            record = to_record(interaction)
+        except (LifecycleError, LookupError, TypeError, ValueError):
+            continue  # the claim that meets it says why
+        if trajectory.reward is not None:
+            found.append(ClaimedTrajectory(trajectory.id, trajectory.reward, trajectory.oldest_policy_version, record))
+    return found[::-1]
 
 
 async def claimed_ids(session: AsyncSession, claim_id: str) -> Sequence[int]:

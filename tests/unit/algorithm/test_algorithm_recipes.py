@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from online_sao.algorithm.advantages import skip_observation_gae
-from online_sao.algorithm.calibration import PastReturns, calibrate
+from online_sao.algorithm.calibration import PastReturns, calibration_slope, recent_mean, reward_drop
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.recipes import CreditInputs, Recipe, recipe
 
@@ -26,6 +26,7 @@ def numbers_of(chosen: Recipe) -> dict[str, object]:
 
 OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1} | {
     "calibration_half_life": 64.0,
+    "baseline_half_life": 16.0,
     "baseline_window": 128,
     "uses_values": True,
 }
@@ -41,6 +42,7 @@ def test_numbers_of_the_paper_preset() -> None:
         "value_updates": 2,
         "value_warmup_updates": 10,
         "anchor_coefficient": 0.0,
+        "anchor_gain": 0.0,
         "max_policy_lag": 32,
     }
 
@@ -50,12 +52,13 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
     assert numbers_of(recipe()) == OURS | {
         "epsilon_low": 0.3,
         "epsilon_high": 5.0,
-        "policy_learning_rate": 5e-4,
+        "policy_learning_rate": 1e-3,
         "value_learning_rate": 1e-3,
         "batch_size": 8,
         "value_updates": 2,
         "value_warmup_updates": 2,
-        "anchor_coefficient": 0.05,
+        "anchor_coefficient": 0.1,
+        "anchor_gain": 30.0,
         "max_policy_lag": 32,
     }
 
@@ -105,9 +108,9 @@ def test_advantages_adapt_lambda_to_each_trajectorys_own_action_tokens() -> None
 @pytest.mark.parametrize("preset", ["live", "paper"])
 def test_advantages_are_not_normalised_even_when_all_are_alike(preset: str) -> None:
     inputs = CreditInputs(rewards=t(0.5), values=t(0.1), loss_mask=torch.tensor([True]))
-    perfect = [(t(-1), t(-1)), (t(1), t(1))]  # a critic whose values are the returns
-    advantages = [a.item() for a in recipe("sao", preset).advantages([inputs, inputs, inputs], perfect)]
-    assert advantages == pytest.approx([0.4, 0.4, 0.4], abs=0.01)
+    advantages = [a.item() for a in recipe("sao", preset).advantages([inputs, inputs, inputs])]
+    # paper: against the value. live, whose critic has explained nothing yet: against the others, who earned the same.
+    assert advantages == pytest.approx([0.4] * 3 if preset == "paper" else [0.0] * 3, abs=1e-12)
 
 
 def test_live_uses_the_critic_as_far_as_it_explained_what_came_before() -> None:
@@ -115,18 +118,32 @@ def test_live_uses_the_critic_as_far_as_it_explained_what_came_before() -> None:
     useless = [(t(0.25), t(0)), (t(0.25), t(1)), (t(0.25), t(0))]
     assert recipe("sao", "live").advantages([inputs], useless)[0].tolist() == pytest.approx([0.0, 0.75])
     assert recipe("sao", "paper").advantages([inputs], useless)[0].tolist() == pytest.approx([0.0, -8.0])
-    opposite = [(t(1), t(0)), (t(-1), t(1))]
-    calibration = calibrate(opposite, recipe().calibration_half_life)
-    assert calibration is not None
-    assert calibration.slope == 0.0
-    assert recipe("sao", "live").advantages([inputs], opposite)[0].tolist() == pytest.approx([0.0, 1 - calibration.return_mean])
+    # A critic that has explained everything, to within the ridge: what is left over is 0, and V' = β · V.
+    oracle = [(t(-1), t(-1)), (t(1), t(1))] * 20
+    slope = calibration_slope(oracle, recipe().calibration_half_life)
+    assert 0.98 < slope < 1
+    level = recent_mean([(1 - slope) * sign for sign in (-1, 1) * 20], recipe().baseline_half_life)
+    assert recipe("sao", "live").advantages([inputs], oracle)[0].tolist() == pytest.approx([0.0, 1 - (level + slope * 9)])
 
 
-def test_live_without_a_past_takes_the_batch_for_it() -> None:
-    inputs = [CreditInputs(t(0, reward), t(0, 0), torch.tensor([False, True])) for reward in (1.0, 0.0)]
-    # Two trajectories, the older of weight 2^(-1/64): the mean return is a little below one half.
-    mean = 0.5 ** (1 / 64) / (1 + 0.5 ** (1 / 64))
-    assert [a[1].item() for a in recipe("sao", "live").advantages(inputs)] == pytest.approx([1 - mean, -mean])
+def test_the_level_is_that_of_the_others_in_the_batch_and_of_the_latest_before_it() -> None:
+    """No critic yet: rewards 1, 0, 0.5 and one earlier return of −1, which weighs 2^(−1/16) against 1 for each of the two others."""
+    batch = [CreditInputs(t(0, reward), t(0, 0), torch.tensor([False, True])) for reward in (1.0, 0.0, 0.5)]
+    w = 0.5 ** (1 / 16)
+    expected = [1 - (0.5 - w) / (2 + w), 0 - (1.5 - w) / (2 + w), 0.5 - (1 - w) / (2 + w)]
+    assert [a[1].item() for a in recipe("sao", "live").advantages(batch, [(t(-1), t(0))])] == pytest.approx(expected)
+    assert [a[1].item() for a in recipe("sao", "live").advantages(batch)] == pytest.approx([1 - 0.25, -0.75, 0.5 - 0.5])
+
+
+def test_the_anchor_pulls_harder_after_a_loss_and_only_then() -> None:
+    steady, lost = [0.5] * 100, [0.5] * 100 + [-1.0] * 16
+    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0)
+    assert live.anchor_strength(steady) == 0.2
+    assert live.anchor_strength([]) == 0.2
+    drop = reward_drop(lost, live.baseline_half_life, live.calibration_half_life)
+    assert drop > 0.2
+    assert live.anchor_strength(lost) == pytest.approx(0.2 * (1 + 10 * drop))
+    assert recipe("sao", "paper").anchor_strength(lost) == 0.0
 
 
 def test_running_mean_is_a_constant_of_the_latest_returns_and_asks_no_value_model() -> None:
@@ -144,10 +161,6 @@ def test_gamma_and_alpha_of_the_recipe_are_used() -> None:
     chosen = recipe("sao", "paper", gamma=0.5, lambda_alpha=1.0)
     expected = skip_observation_gae(inputs.rewards, inputs.values, inputs.loss_mask, 0.5, 0.5)
     assert torch.equal(chosen.advantages([inputs])[0], expected)
-    ours = recipe("sao", "live", gamma=0.5, lambda_alpha=1.0)
-    # No past: the batch's own returns (0.5, 1) against its own values. Falling values explain rising returns not at all.
-    constant = torch.full((2,), 0.75)
-    assert torch.allclose(ours.advantages([inputs])[0], skip_observation_gae(inputs.rewards, constant, inputs.loss_mask, 0.5, 0.5), atol=1e-6)
 
 
 def test_another_algorithm_is_another_pair_of_functions() -> None:

@@ -348,3 +348,48 @@ async def test_a_probe_whose_version_cannot_be_read_is_an_alarm_too(stand):
 
     await stand.until(alarmed)
     assert "checksum" in (await stand.head()).pause_reason
+
+
+async def test_logged_scores_teach_a_fresh_value_model_before_the_policy_moves(stand):
+    stand.settings.learning.value_pretraining_min_scores = 6
+    await stand.score(6)
+    seen = []
+    pretrain = stand.bench.learner.pretrain_value
+
+    def spy(trajectories, **options):
+        seen.append((stand.bench.learner.updates, [t.trajectory_id for t in trajectories]))
+        return pretrain(trajectories, **options)
+
+    stand.bench.learner.pretrain_value = spy
+    stand.start()
+    await stand.until(lambda: stand.on_update(3))
+    ((updates_before, trained_on),) = seen  # once, before the first update, on all that was scored
+    assert updates_before == 0
+    assert len(trained_on) == 6
+    # Nothing was consumed by it: each trajectory trained the policy afterwards, once.
+    assert await stand.states() == {TrajectoryState.TRAINED: 6}
+
+
+@pytest.mark.parametrize("least", [0, 7])
+async def test_no_pretraining_where_it_is_off_or_too_little_is_logged(stand, least):
+    stand.settings.learning.value_pretraining_min_scores = least
+    await stand.score(6)
+    stand.bench.learner.pretrain_value = None  # calling it would fail the cycle
+    stand.start()
+    await stand.until(lambda: stand.on_update(3))
+
+
+async def test_a_stop_amid_pretraining_leaves_the_learner_as_it_was(stand):
+    stand.settings.learning.value_pretraining_min_scores = 6
+    await stand.score(6)
+    pretrain, value = stand.bench.learner.pretrain_value, stand.bench.value()
+
+    def told_to_stop(trajectories, **options):
+        stand._stopping.set()
+        return pretrain(trajectories, **options)
+
+    stand.bench.learner.pretrain_value = told_to_stop
+    stand.start()
+    await stand._task
+    assert same(value, stand.bench.value())
+    assert await stand.states() == {TrajectoryState.READY: 6}
