@@ -44,6 +44,7 @@ class Checkpoints:
             save(folder)
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
+        self._remove(self._value_folder(update_number))
         final = self._folder(update_number)
         self._put(final, save_all)
         return Checkpoint(update_number, final, dict(manifest))

@@ -75,3 +75,30 @@ def test_pruning_keeps_the_newest(checkpoints, tmp_path):
         checkpoints.write(number, {}, saving(str(number)))
     checkpoints.prune(keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["update-000004", "update-000005"]
+
+
+def test_a_pretrained_value_model_stands_beside_its_checkpoint_and_goes_with_it(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+
+    def save(text):
+        return lambda folder: (folder / "value.txt").write_text(text)
+
+    assert checkpoints.value(0) is None
+    checkpoints.write_value(0, save("base"))
+    checkpoints.write_value(0, save("base again"))
+    for number in (1, 2, 3):
+        checkpoints.write(number, {}, save("update"))
+    checkpoints.write_value(1, save("pretrained"))
+    assert (checkpoints.value(0) / "value.txt").read_text() == "base again"
+    assert (checkpoints.value(1) / "value.txt").read_text() == "pretrained"
+    assert [kept.update_number for kept in checkpoints.all()] == [1, 2, 3]  # a value model is no checkpoint
+
+    checkpoints.prune(keep=2)
+
+    assert checkpoints.value(1) is None
+    assert checkpoints.value(0) is not None
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["update-000002", "update-000003", "value-000000"]
+    # An update of that number again is another update: what was pretrained on the old one does not outlive it.
+    checkpoints.write_value(2, save("old"))
+    checkpoints.write(2, {}, save("new"))
+    assert checkpoints.value(2) is None
