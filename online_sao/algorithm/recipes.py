@@ -28,7 +28,7 @@ class CreditInputs:
     rewards: Tensor
     """[T] float."""
     values: Tensor
-    """[T] float: V(a_t), fresh after the K value updates."""
+    """[T] float: V(a_t), from after or before the K value updates (``Recipe.fresh_values``)."""
     loss_mask: Tensor
     """[T] bool: True on action tokens."""
 
@@ -81,6 +81,9 @@ class Recipe:
     """α of λ_policy = max(0, 1 − 1/(α·l))."""
     uses_values: bool = True
     """Whether credit looks at values. False: no value model is trained or asked, and every value is 0."""
+    fresh_values: bool = True
+    """Credit looks at values from after the K value updates (the paper). False: from before them. On a small batch the updates teach the critic this
+    batch's own returns, which then cancel part of its advantages; and only the earlier values are what calibration has judged."""
     baseline_window: int = 128
     """Trajectories in the running mean of returns. Used by running-mean credit alone."""
     calibration_half_life: float = 64.0
@@ -211,6 +214,7 @@ _SAO_LIVE = dataclasses.replace(
     _SAO_PAPER,
     preset="live",
     credit=calibrated_critic_advantages,
+    fresh_values=False,
     policy_learning_rate=1e-3,
     value_learning_rate=1e-3,
     batch_size=8,

@@ -113,14 +113,15 @@ class Learner:
         )
 
     def _values(self, batch: TrainBatch, returns: Sequence[Tensor], check: Callable[[], None]) -> tuple[ValuePass, list[Tensor]]:
-        """K value updates on the whole batch (more where the value model has never been trained), then fresh values [l_i] of every trajectory."""
+        """K value updates on the whole batch (more where the value model has never been trained), and the values [l_i] that credit looks at."""
         if not self.recipe.uses_values:
             nothing = [torch.zeros_like(returned) for returned in returns]
             return ValuePass(values_before=by_microbatch(batch, nothing)), nothing
         passes = self.recipe.value_updates + (0 if self._window else self.recipe.value_warmup_updates)
         result = self._value_trainer.train(batch, by_microbatch(batch, returns), passes, check)
-        fresh = self._value_trainer.read(batch, check) if result.updates else by_trajectory(batch, result.values_before)
-        return result, fresh
+        if result.updates and self.recipe.fresh_values:
+            return result, self._value_trainer.read(batch, check)
+        return result, by_trajectory(batch, result.values_before)
 
     def _train_policy(self, batch: TrainBatch, advantages: Sequence[Tensor], beta: float, check: Callable[[], None]) -> PolicyPass:
         started = time.perf_counter()

@@ -95,6 +95,7 @@ def make_bench(*, lora_rank: int = 4, **numbers: Any) -> Bench:
         "value_warmup_updates": 0,
         "anchor_coefficient": 0.0,
         "credit": critic_advantages,
+        "fresh_values": True,
         **numbers,
     }
     return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=0))

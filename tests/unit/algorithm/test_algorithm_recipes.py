@@ -43,6 +43,7 @@ def test_numbers_of_the_paper_preset() -> None:
         "value_warmup_updates": 10,
         "anchor_coefficient": 0.0,
         "anchor_gain": 0.0,
+        "fresh_values": True,
         "max_policy_lag": 32,
     }
 
@@ -59,6 +60,7 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
         "value_warmup_updates": 2,
         "anchor_coefficient": 0.1,
         "anchor_gain": 30.0,
+        "fresh_values": False,
         "max_policy_lag": 32,
     }
 

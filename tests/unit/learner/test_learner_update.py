@@ -178,6 +178,30 @@ def test_the_anchor_pulls_towards_the_base(make_bench):
 # --- the order of an update -----------------------------------------------------------------------------------------------------------------
 
 
+def test_advantages_may_be_made_from_the_values_before_the_update(make_bench):
+    seen: list[CreditInputs] = []
+
+    def spy(recipe: Recipe, trajectories, history):
+        seen.extend(trajectories)
+        return critic_advantages(recipe, trajectories, history)
+
+    bench = make_bench(fresh_values=False)
+    bench.learner.update(bench.batch())
+    batch = bench.batch(first_id=10)
+    (microbatch,) = batch.microbatches
+    inputs = (microbatch.input_ids, microbatch.position_ids, microbatch.segment_ids, microbatch.state_positions)
+    before = bench.learner.value.values_without_gradient(*inputs)
+    bench.learner.recipe = dataclasses.replace(bench.learner.recipe, credit=spy)
+
+    bench.learner.update(batch)
+
+    after = bench.learner.value.values_without_gradient(*inputs)
+    for index, credit in enumerate(seen):
+        own = microbatch.trajectory_index == index
+        torch.testing.assert_close(credit.values, before[own], atol=1e-6, rtol=0)
+        assert not torch.allclose(credit.values, after[own], atol=1e-3)
+
+
 def test_advantages_are_made_from_fresh_values_and_unmoved_rewards(make_bench):
     seen: list[CreditInputs] = []
 
