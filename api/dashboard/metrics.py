@@ -33,6 +33,7 @@ _WORDS = {
     "policy/kl_behavior_current_k1": MetricWords("Drift (k1)", "KL from the sampling policy to the current one, k1 estimate, nats a token", digits=4),
     "policy/kl_behavior_current_k3": MetricWords("Drift (k3)", "KL from the sampling policy to the current one, k3 estimate, nats a token", digits=4),
     "policy/kl_base": MetricWords("Distance from base", "KL(current ‖ base), nats a token: how far learning has carried the model", digits=3),
+    "policy/anchor_coefficient": MetricWords("Anchor", "Strength of the pull towards the base model; it grows while scores fall", digits=2),
     "policy/entropy": MetricWords("Entropy", "How open the policy's choice of the next token is, nats", digits=2),
     "policy/advantage_abs_mean": MetricWords("Mean |advantage|", "Size of the push each token got", digits=3),
     "policy/grad_norm": MetricWords("Gradient norm", "Before clipping", digits=3),
@@ -43,7 +44,7 @@ _WORDS = {
     "value/explained_variance": MetricWords("Explained variance", "1: predicts every score; 0: no better than a constant; below 0: worse"),
     "value/explained_variance_trajectories": MetricWords("… measured over", "Trajectories in that figure", "count"),
     "value/calibration_slope": MetricWords(
-        "Calibration", "Slope of the scores over the predictions: 1 is calibrated, below 1 the predictions reach too far"
+        "Trust in the critic", "How much of its predictions the baseline uses: 0 is a plain recent mean, 1 the predictions in full"
     ),
     "value/loss": MetricWords("Prediction error", "Mean squared error of the predicted reward, before this batch was learned", digits=3),
     "value/mean": MetricWords("Mean prediction", "Predicted reward, averaged over tokens, before this batch was learned"),
