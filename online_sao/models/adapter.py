@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from online_sao.errors import PolicyStoreError
+from online_sao.models.projections import find_projections
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Names of the adapted projections. Embeddings and lm_head (often tied) are never adapted."""
+"""The adapted projections as Llama and its kin name them (models.projections finds those of any other)."""
 _PREFIX = "base_model.model."
 _UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "layer_replication")
 
@@ -73,12 +74,11 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def adapted_matrices(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a model that adapters may change: module path → W[out, in], detached (writing to one changes the model), sorted by path."""
-    found = {
-        name: module.weight.detach()
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in LORA_TARGETS and isinstance(module, nn.Linear)
-    }
-    return dict(sorted(found.items()))
+    found: dict[str, Tensor] = {}
+    for name in sorted(find_projections(model).names):
+        weight: Any = model.get_submodule(name).weight
+        found[name] = weight.detach()
+    return found
 
 
 def merged(weight: Tensor, adapter: Adapter, name: str, out: Tensor | None = None) -> Tensor:

@@ -13,12 +13,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from online_sao.models.adapter import LORA_TARGETS, Adapter, adapted_matrices
+from online_sao.models.adapter import Adapter, adapted_matrices
+from online_sao.models.projections import find_projections
 
 AdapterName = Literal["policy", "value"]
-TARGETS: dict[AdapterName, tuple[str, ...]] = {"policy": LORA_TARGETS, "value": ("gate_proj", "up_proj", "down_proj")}
-"""What each adapter adapts. The value model's attention is frozen (docs/design.md §5, Values): it has no matrix there to train."""
-
 _PREFIX = "base_model.model."
 
 
@@ -33,6 +31,9 @@ class Backbone:
         base.eval().requires_grad_(False)
         # Before the adapters wrap them; shared with the model, not copied, because nothing here ever writes to them.
         self.pristine = adapted_matrices(base)
+        found = find_projections(base)
+        # The value model's attention is frozen (docs/design.md §5, Values): it has no matrix there to train.
+        self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
@@ -44,7 +45,7 @@ class Backbone:
         self._peft.eval()
 
     def lora_config(self, adapter: AdapterName) -> LoraConfig:
-        return LoraConfig(r=self.lora_rank, lora_alpha=self.lora_alpha, lora_dropout=0.0, bias="none", target_modules=list(TARGETS[adapter]))
+        return LoraConfig(r=self.lora_rank, lora_alpha=self.lora_alpha, lora_dropout=0.0, bias="none", target_modules=self._targets[adapter])
 
     @property
     def hidden_size(self) -> int:
@@ -80,7 +81,7 @@ class Backbone:
         ``adapter`` None is the base model. Never with a cache: transformers would take the positions for a continuation of it.
         """
         self._activate(adapter)
-        output = self._causal_model.model(
+        output = self._causal_model.base_model(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             attention_mask=self._attention_mask(position_ids, segment_ids),
@@ -103,7 +104,7 @@ class Backbone:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [N, V] of hidden states [N, H]. The output matrix is by far the largest: give it only the positions needed."""
-        logits: Tensor = self._causal_model.lm_head(hidden)
+        logits: Tensor = self._causal_model.get_output_embeddings()(hidden)
         return logits
 
     def _activate(self, adapter: AdapterName | None) -> None:
@@ -116,3 +117,7 @@ class Backbone:
             # Also the only place where requires_grad moves: the active adapter's parameters, and no others, take part in a backward pass.
             self._peft.set_adapter(adapter)
         self._active = adapter
+
+
+def _last_parts(names: tuple[str, ...]) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in names})

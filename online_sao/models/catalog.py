@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from online_sao.durable import sync_tree
 from online_sao.errors import ConfigurationError
+from online_sao.models.projections import find_projections
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def obtain(model: str, cache_dir: Path) -> Path:
     if not folder.is_dir():
         folder = _download(model)
     _check_folder(folder)
-    load_tokenizer(folder)
+    _check_architecture(folder, load_tokenizer(folder))
     return folder
 
 
@@ -100,6 +101,39 @@ def _check_folder(folder: Path) -> None:
             raise ConfigurationError(
                 f"The model folder {folder} lacks {what}. policy.model must name a folder written by save_pretrained, or 'bundled'."
             )
+
+
+_SCALED = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+"""Settings by which some models change logits after the output matrix. The learner reads logits straight from it."""
+
+
+def _check_architecture(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ConfigurationError, saying why, for a model that cannot be served and trained here. Reads no weights."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"The configuration in {folder} cannot be read, or is of an unknown kind of model ({error}).") from error
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigurationError(f"The model in {folder} ({kind}) is an encoder-decoder. Choose a causal (decoder-only) language model.")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise ConfigurationError(f"The model in {folder} ({kind}) is no causal language model that transformers knows: {error}") from error
+    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
+        raise ConfigurationError(f"The model in {folder} ({kind}) has an attention the engine cannot batch. Choose another architecture.")
+    find_projections(model)
+    changed = [name for name in _SCALED if getattr(config, name, None) not in (None, 1, 1.0)]
+    if changed:
+        raise ConfigurationError(f"The model in {folder} ({kind}) changes its logits after the output matrix ({changed[0]}): not supported.")
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ConfigurationError(
+            f"The tokenizer in {folder} has {len(tokenizer)} tokens, the model {rows}: they do not belong together. Use the tokenizer it came with."
+        )
+    if not tokenizer.is_fast:
+        raise ConfigurationError(f"The tokenizer in {folder} has no tokenizer.json (a fast tokenizer). Convert it, or choose another model.")
 
 
 def _download(model: str) -> Path:
