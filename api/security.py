@@ -70,7 +70,7 @@ class Cors:
             allow_origins=[origin.lower() for origin in origins],
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+            expose_headers=["x-request-id", "x-completion-id", "retry-after", "x-should-retry"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

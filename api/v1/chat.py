@@ -45,7 +45,12 @@ async def create_chat_completion(
         first = await _unless_client_leaves(request, run, anext(events))
         return _EventStream(run, _chunks(first, events, Chunks(run.request, policy_name, include_usage=include_usage)))
     answers, done = await _unless_client_leaves(request, run, _collect(run))
-    return JSONResponse(completion(run.request, answers, done, policy_name))
+    return JSONResponse(completion(run.request, answers, done, policy_name), headers=_id_header(run))
+
+
+def _id_header(run: ChatRun) -> dict[str, str]:
+    """Some clients (LangChain, streaming) keep a response's headers and drop its id, which a score needs."""
+    return {"x-completion-id": run.request.completion_id}
 
 
 def _command(body: ChatCompletionRequest, identity: str) -> ChatCommand:
@@ -129,7 +134,7 @@ class _EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, run: ChatRun, chunks: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_id_header(run)})
         del self.headers["content-length"]
         self._run = run
         self._chunks = chunks

@@ -100,6 +100,18 @@ def test_bodies_that_are_not_strict_json(http: httpx.Client, raw: bytes) -> None
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"episode_id": "x" * 300}}, "metadata"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 3}, None),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages.0"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "["}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
         ({"user": 3}, "user"),
         ({"user": "x" * 257}, "user"),
         ({"store": "yes"}, "store"),
@@ -117,19 +129,20 @@ def test_parameters_out_of_range_or_of_another_type(http: httpx.Client, changes:
     "changes",
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"parallel_tool_calls": False},
         {"functions": [{"name": "f"}]},
         {"logit_bias": {"5": 1}},
         {"response_format": {"type": "json_object"}},
         {"presence_penalty": 0.5},
         {"frequency_penalty": -1},
-        {"logprobs": True},
-        {"top_logprobs": 3},
         {"top_k": 5},
         {"min_p": 0.1},
         {"modalities": ["text", "audio"]},
         {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
     ],
     ids=lambda value: json.dumps(value)[:40],
@@ -166,3 +179,11 @@ def test_routes_that_are_not_there(http: httpx.Client) -> None:
     checked(http.get("/v1/chat/completions"), 405, "method_not_allowed")
     checked(http.delete("/v1/models"), 405, "method_not_allowed")
     checked(http.get("/v1/models/none"), 404, "model_not_found")
+
+
+def test_huge_and_many_leave_the_service_alive(http: httpx.Client) -> None:
+    """200 kB is this server's limit: what is above it is drained or cut off, what is below it is read and refused by length."""
+    checked(http.post("/v1/chat/completions", content=b'{"model": "' + b"x" * 10_000_000 + b'"}', headers={"content-type": "application/json"}), 413)
+    many = [{"role": "user", "content": ""}] * 6_000
+    checked(http.post("/v1/chat/completions", json={**BASE, "messages": many}), 400, "context_length_exceeded")
+    assert http.post("/v1/chat/completions", json=BASE).status_code == 200

@@ -154,3 +154,8 @@ def test_a_thousand_parallel_scores(server: Server, client: OpenAI) -> None:
     query = f"SELECT f.id FROM feedback f JOIN interactions i ON i.id = f.interaction_id WHERE i.completion_id IN ({marks})"
     assert {row["id"] for row in server.rows(query, *ids)} == {identity for _, identity in answers}
     print(f"1,000 scores in {seconds:.1f} s")
+
+
+def test_null_means_absent(http: httpx.Client, completion: Any) -> None:
+    answer = http.post("/v1/feedback", json={"completion_id": completion.id, "value": 1, "choice": None, "metric": None, "comment": None})
+    assert (answer.status_code, answer.json()["choice"], answer.json()["metric"]) == (201, 0, "score")

@@ -1,4 +1,4 @@
-"""The server against its own /openapi.json: whatever is sent, no 5xx, no status or form of answer that the document does not have, and nothing lost."""
+"""The server against its own /openapi.json: whatever is sent, no 5xx, no answer that the document does not have, and nothing lost."""
 
 from __future__ import annotations
 
