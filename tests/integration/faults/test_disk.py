@@ -50,6 +50,8 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_serves_again_with_room(se
     alarms = until(lambda: httpx.get(f"{server.url}/admin/alarms?open=true", trust_env=False).json()["data"], what="the alarm", seconds=30)
     assert [alarm["kind"] for alarm in alarms] == ["disk_nearly_full"]
 
+    assert score(server, ids[0], 0.9).status_code == 201
+    acknowledged[ids[0]] = 0.9
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=_long(), trust_env=False, timeout=120) as stream:
         lines = stream.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
