@@ -20,7 +20,8 @@ class RollbackDialog:
             self._title = ui.html("", sanitize=False, tag="h2").props("id=ask-rollback")
             self._facts = ui.html("", sanitize=False)
             self._reason = ui.input("Reason (optional)").props("outlined dense maxlength=500")
-            self._resume = ui.checkbox("Go on learning from there at once")
+            # Quasar takes the visible text for the name of the box only where it is the label property, and NiceGUI passes it as content.
+            self._resume = ui.checkbox("Go on learning from there at once").props('aria-label="Go on learning from there at once"')
             ui.html(
                 "<p class=muted>Otherwise the learner stays paused until you resume it, so that what went wrong is not learned again.</p>",
                 sanitize=False,

@@ -138,13 +138,14 @@ def _version(number: int, at: float, *, active: bool) -> PolicyVersionRow:
     )
 
 
-async def measure(folder: Path, count: int, repetitions: int) -> dict[str, Any]:
-    """Seconds of each reading: the first, on a connection that has seen nothing, and the median and maximum of the others."""
-    url = f"sqlite+aiosqlite:///{folder / 'dashboard.db'}"
+async def measure(url: str, count: int, repetitions: int, *, there: bool) -> dict[str, Any]:
+    """Seconds of each reading: the first, on a connection that has seen nothing, and the median and maximum of the others. A database that is
+    ``there`` already is measured as it is."""
     await upgrade(url)
     database = Database(url)
     started = time.perf_counter()
-    await fill(database, count, now=time.time())
+    if not there:
+        await fill(database, count, now=time.time())
     filled = time.perf_counter() - started
     status, history, interactions = StatusService(database), HistoryService(database, RewardSettings()), InteractionService(database)
     rollup = ScoreRollup(database)
@@ -185,10 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="online_sao.benchmarks.dashboard", description=__doc__)
     parser.add_argument("--interactions", type=int, default=100_000)
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--database", type=Path, help="keep the database here, and measure it as it is if it is there already")
     parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        result = asyncio.run(measure(Path(folder), options.interactions, options.repetitions))
+        path = options.database or Path(folder) / "dashboard.db"
+        result = asyncio.run(measure(f"sqlite+aiosqlite:///{path.absolute()}", options.interactions, options.repetitions, there=path.exists()))
     table = Table("reading", "first ms", "median ms", "maximum ms", title=f"{options.interactions:,} interactions, SQLite")
     for name, times in result["readings"].items():
         table.add_row(name, *(f"{1000 * times[key]:.1f}" for key in ("first", "median", "maximum")))

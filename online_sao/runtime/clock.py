@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 
 class CautiousClock:
-    """Call it for Unix seconds. After a jump forward it goes on as if nothing had happened; after one back it follows the wall clock. Either way a
-    deadline set before or after the jump passes late (by the jump at most, until this process is started again), never early."""
+    """``__call__`` gives Unix seconds to judge deadlines by, ``latest`` those to set them from: the earlier and the later of wall clock and steady
+    time. Whichever way the wall clock is set, and set back, in between, a deadline passes late (by the jump at most), never early."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
@@ -20,4 +20,10 @@ class CautiousClock:
         self._offset = wall() - monotonic()
 
     def __call__(self) -> float:
-        return min(self._wall(), self._offset + self._monotonic())
+        return min(self._wall(), self._steady())
+
+    def latest(self) -> float:
+        return max(self._wall(), self._steady())
+
+    def _steady(self) -> float:
+        return self._offset + self._monotonic()

@@ -17,8 +17,8 @@ from online_sao.runtime.learner_recovery import LearnerRecovery
 from online_sao.runtime.learning import open_learner
 from online_sao.runtime.value_pretraining import ValuePretraining
 from online_sao.storage.migrations import require_current
-from online_sao.storage.repositories import leases
 from online_sao.storage.repositories import learner as learner_row
+from online_sao.storage.repositories import leases
 from online_sao.storage.session import Database
 
 

@@ -200,7 +200,7 @@ class Serving:
         self._engine = engine
         self._renderer = renderer
         await _start_engine(engine, activator)
-        log = ChatLog(self.database, self.settings.reward)
+        log = ChatLog(self.database, self.settings.reward, self._clock.latest)
         self._chat = ChatService(self.settings, engine, renderer, log, self.meters.completed)
         prober = Prober(self.database, engine, renderer, self.settings.evaluation)
         self._spawn(_logged(prober.run(), "probes"))

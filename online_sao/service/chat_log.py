@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from online_sao.config import RewardSettings
 from online_sao.errors import StorageError
@@ -23,7 +23,10 @@ _STATUS = {
 
 
 class ChatLog:
-    def __init__(self, database: Database, reward: RewardSettings) -> None:
+    """``deadline_clock`` gives the Unix seconds from which the wait for a score is counted."""
+
+    def __init__(self, database: Database, reward: RewardSettings, deadline_clock: Callable[[], float] = time.time) -> None:
+        self._deadline_clock = deadline_clock
         self._database = database
         self._reward = reward
         self._kept: list[tuple[int, AdmittedRequest, Outcome]] = []
@@ -91,7 +94,7 @@ class ChatLog:
                 session,
                 interaction,
                 now=now,
-                deadline_at=now + self._reward.score_deadline_seconds,
+                deadline_at=self._deadline_clock() + self._reward.score_deadline_seconds,
                 not_trainable_reason=_not_trainable_reason(request, outcome),
             )
             reason = trajectory.reason

@@ -6,6 +6,7 @@ Own the pace at which people answer; know nothing of windows or reports.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 import time
@@ -83,34 +84,48 @@ class BackPressure:
     and a run measures learning instead of the length of a queue.
     """
 
-    def __init__(self, service: Service, max_backlog: int, *, poll_seconds: float = 0.25) -> None:
+    def __init__(self, service: Service, max_backlog: int, *, poll_seconds: float = 0.5) -> None:
         self._service = service
         self._max_backlog = max_backlog
         self._poll_seconds = poll_seconds
         self._in_flight = 0
+        self._left = 0
+        """Interactions that ended since the last look: their scores may wait now, and count until the next look says whether they do."""
+        self._backlog: int | None = None
+        self._looked_at = -math.inf
+        self._changed_at = 0.0
         self._turn = asyncio.Lock()
         self.waited_seconds = 0.0
 
     async def enter(self) -> None:
         """Return when one more interaction may begin. Raises ConfigurationError when the learner takes nothing for too long."""
         async with self._turn:
-            started, last_backlog, last_change = time.monotonic(), -1, time.monotonic()
-            while True:
-                in_flight = self._in_flight  # read first: a score that lands meanwhile is counted twice, never missed
-                status = await self._service.status()
-                backlog = status["pipeline"].get("ready", 0) + status["pipeline"].get("claimed", 0)
-                if backlog + in_flight < self._max_backlog:
-                    break
-                if backlog != last_backlog:
-                    last_backlog, last_change = backlog, time.monotonic()
-                self._check_learner(status["learner"], time.monotonic() - last_change)
-                await asyncio.sleep(self._poll_seconds)
+            started = self._changed_at = time.monotonic()
+            while not self._has_room():
+                await asyncio.sleep(max(0.0, self._looked_at + self._poll_seconds - time.monotonic()))
+                await self._look()
             self.waited_seconds += time.monotonic() - started
             self._in_flight += 1
 
     def leave(self) -> None:
         """The interaction's score has been answered, or the interaction failed."""
         self._in_flight -= 1
+        self._left += 1
+
+    def _has_room(self) -> bool:
+        return self._backlog is not None and self._backlog + self._left + self._in_flight < self._max_backlog
+
+    async def _look(self) -> None:
+        """One question for all users at once: a service that is asked for its status by each of them has no time left to answer chats."""
+        left_before = self._left
+        status = await self._service.status()
+        self._left -= left_before  # what ended before the question is in the answer; what ended since may not be
+        backlog = status["pipeline"].get("ready", 0) + status["pipeline"].get("claimed", 0)
+        self._looked_at = time.monotonic()
+        if backlog != self._backlog:
+            self._backlog, self._changed_at = backlog, self._looked_at
+        if not self._has_room():
+            self._check_learner(status["learner"], self._looked_at - self._changed_at)
 
     @staticmethod
     def _check_learner(learner: dict[str, Any], still_seconds: float) -> None:

@@ -22,6 +22,18 @@ def test_nothing_is_over_early():
     assert clock() == 1030.0
 
 
+def test_a_deadline_set_while_the_clock_was_wrong_does_not_pass_early_when_it_is_right_again():
+    for wrong in (-3600.0, 3600.0):
+        offset, ticks = [0.0], [50.0]
+        clock = CautiousClock(lambda ticks=ticks, offset=offset: 1000.0 + ticks[0] + offset[0], lambda ticks=ticks: ticks[0])
+        offset[0], ticks[0] = wrong, 60.0
+        deadline = clock.latest() + 100.0
+        offset[0], ticks[0] = 0.0, 159.0
+        assert clock() < deadline
+        ticks[0] = 161.0 + max(0.0, wrong)
+        assert clock() >= deadline
+
+
 async def test_jobs_go_on_when_the_clock_is_set_back(monkeypatch, caplog):
     monkeypatch.setattr(scheduler_module, "CLOCK_POLL_SECONDS", 0.05)
     runs, offset = 0, 0.0
