@@ -47,7 +47,7 @@ def test_a_second_learner_and_other_models_are_refused(home):
         [sys.executable, "-m", "online_sao.cli", "learn"], cwd=home.data_dir, env=home.full_environment(), capture_output=True, text=True, timeout=120
     )
     assert second.returncode == 3
-    assert "already the learner process" in second.stderr
+    assert "already the learner process" in " ".join(second.stderr.split())
     assert first.poll() is None
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=30) == 0
