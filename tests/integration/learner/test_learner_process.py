@@ -54,7 +54,7 @@ def test_a_second_learner_and_other_models_are_refused(home):
 
     assert home.fork(ONLINE_SAO_POLICY__LORA_RANK="8").wait(timeout=60) == 1
     assert "ConfigurationError" in home.log()
-    assert "LoRA rank 4 and alpha 32, the settings say rank 8" in home.log()
+    assert "LoRA rank 4 and alpha 32; the settings now say rank 8" in home.log()
     assert home.phase() == "stopped"
     assert "LoRA rank" in home.rows("SELECT detail FROM learner")[0][0]
     home.assert_sound(updates=1)
