@@ -29,7 +29,9 @@ def demo(
 
     options = SimulationOptions(schedule=schedule)
     options.plan()  # a schedule that cannot be read is said before a server is started
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the server too
+    # Both end the server too. SIGINT is set as well: a shell that starts a job in the background has it ignored, and Python then leaves it so.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="online-sao-demo-") as scratch:
         try:
             console.print("Starting a server (the first time, the model is converted)", style="dim")
