@@ -11,9 +11,26 @@ from online_sao.storage.repositories.overview import ScorePoint
 ACCENT = "#12908a"
 GREY = "#8c8a86"
 HAIRLINE = "rgba(140,138,134,0.28)"
+LABEL = {"color": GREY, "fontSize": 11, "fontFamily": "inherit"}
+"""Of an axis."""
 AVERAGE_OF = 20
 MOST_LABELS = 12
 _TOOLTIP = "p => `<b>${p.value[1]}</b> from version ${p.value[3]}<br>${new Date(p.value[2]).toLocaleTimeString()}`"
+
+
+def score_axis(score_range: tuple[float, float]) -> dict[str, Any]:
+    """The upright axis of every chart of scores: the whole range a score may have, in quarters."""
+    low, high = score_range
+    return {
+        "type": "value",
+        "min": low,
+        "max": high,
+        "interval": (high - low) / 4,
+        "axisLine": {"show": False},
+        "axisTick": {"show": False},
+        "axisLabel": LABEL,
+        "splitLine": {"lineStyle": {"color": HAIRLINE}},
+    }
 
 
 def moving_average(values: Sequence[float], window: int = AVERAGE_OF, at_least: int = 5) -> list[tuple[int, float]]:
@@ -51,8 +68,6 @@ def score_chart(
     x is the number of the score: traffic comes in bursts, and what learns is the number of scores, not the hour.
     """
     first = total - len(points) + 1
-    low, high = score_range
-    label = {"color": GREY, "fontSize": 11, "fontFamily": "inherit"}
     return {
         "animation": False,
         "grid": {"left": 34, "right": 10, "top": 26, "bottom": 26},
@@ -65,18 +80,9 @@ def score_chart(
             "axisLine": {"lineStyle": {"color": HAIRLINE}},
             "axisTick": {"show": False},
             "splitLine": {"show": False},
-            "axisLabel": {**label, "showMinLabel": False, "showMaxLabel": False},
+            "axisLabel": {**LABEL, "showMinLabel": False, "showMaxLabel": False},
         },
-        "yAxis": {
-            "type": "value",
-            "min": low,
-            "max": high,
-            "interval": (high - low) / 4,
-            "axisLine": {"show": False},
-            "axisTick": {"show": False},
-            "axisLabel": label,
-            "splitLine": {"lineStyle": {"color": HAIRLINE}},
-        },
+        "yAxis": score_axis(score_range),
         "series": [
             {
                 "type": "scatter",

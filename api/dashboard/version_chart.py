@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.dashboard import words
-from api.dashboard.chart import ACCENT, GREY, HAIRLINE
+from api.dashboard.chart import ACCENT, GREY, HAIRLINE, LABEL, score_axis
 from online_sao.service.status import VersionStatus
 
 MOST_VERSIONS = 40
@@ -25,7 +25,6 @@ def version_chart(versions: Sequence[VersionStatus], score_range: tuple[float, f
     """Options for the newest MOST_VERSIONS that have scores. ``versions``: newest first; intervals are cut at the ends of ``score_range``."""
     low, high = score_range
     shown = _scored(versions)
-    label = {"color": GREY, "fontSize": 11, "fontFamily": "inherit"}
     intervals, dots = [], []
     for index, version in enumerate(shown):
         ends = None if version.score_interval is None else (max(low, version.score_interval[0]), min(high, version.score_interval[1]))
@@ -42,18 +41,9 @@ def version_chart(versions: Sequence[VersionStatus], score_range: tuple[float, f
             "data": [f"v{version.version}" for version in shown],
             "axisLine": {"lineStyle": {"color": HAIRLINE}},
             "axisTick": {"show": False},
-            "axisLabel": {**label, "hideOverlap": True},
+            "axisLabel": {**LABEL, "hideOverlap": True},
         },
-        "yAxis": {
-            "type": "value",
-            "min": low,
-            "max": high,
-            "interval": (high - low) / 4,
-            "axisLine": {"show": False},
-            "axisTick": {"show": False},
-            "axisLabel": label,
-            "splitLine": {"lineStyle": {"color": HAIRLINE}},
-        },
+        "yAxis": score_axis(score_range),
         "series": [
             {"type": "custom", "silent": True, ":renderItem": _WHISKER, "encode": {"x": 0, "y": [1, 2]}, "data": intervals},
             {"type": "scatter", "symbolSize": 8, "itemStyle": {"color": ACCENT}, "data": dots},

@@ -109,6 +109,8 @@ class Recipe:
             "lambda_alpha",
             "gradient_clip",
             "calibration_half_life",
+            "baseline_half_life",
+            "baseline_window",
         )
         not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "anchor_gain", "max_policy_lag", "weight_decay")
         for field_name in positive:

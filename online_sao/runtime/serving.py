@@ -70,9 +70,8 @@ class Serving:
         self.status = StatusService(self.database)
         self.history = HistoryService(self.database, settings.reward)
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
-        wake = self._supervisor.retry if self._supervisor is not None else _nothing
         self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
-        self.control = ControlService(self.database, settings.policy_store_dir, wake=wake)
+        self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner)
         self.alarms = AlarmService(self.database, settings, self.control.rollback)
         self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
@@ -227,6 +226,10 @@ class Serving:
             # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
             self._scheduler.add(Job("learner supervision", 1.0, self._supervise))
 
+    def _wake_learner(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.retry()
+
     async def _supervise(self) -> None:
         """Keep the learner alive; once it has given up, see that its row says so: one that cannot read its settings could not write it."""
         assert self._supervisor is not None
@@ -265,10 +268,6 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _nothing() -> None:
-    pass
 
 
 async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:

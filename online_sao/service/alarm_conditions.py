@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from online_sao.config import AlarmSettings
 
@@ -24,17 +24,7 @@ Kind = Literal[
     "self_check_failed",
     "disk_nearly_full",
 ]
-KINDS: tuple[Kind, ...] = (
-    "score_drop",
-    "response_length",
-    "distinct_2",
-    "perplexity",
-    "kl_base",
-    "gate_failed",
-    "learner_silent",
-    "self_check_failed",
-    "disk_nearly_full",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from versions import publish
 
 from online_sao.config import RetentionSettings
-from online_sao.publishing import lifecycle
-from online_sao.publishing.policy_store import verify, write_version
+from online_sao.publishing.policy_store import verify
 from online_sao.runtime.retention import Retention
 from online_sao.service.erasure import ErasureService
 from online_sao.storage.migrations import upgrade
-from online_sao.storage.repositories import learner, policies
+from online_sao.storage.repositories import policies
 from online_sao.storage.session import Database
-from online_sao.storage.tables import PolicyVersionRow
-from online_sao.types import VersionState
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = 8
@@ -45,28 +43,6 @@ asyncio.run(Retention(database, pathlib.Path(store), settings, ErasureService(da
 """
 
 
-async def publish(database: Database, store: Path) -> None:
-    for version in range(1, VERSIONS + 1):
-        folder = write_version(
-            store,
-            version=version,
-            parent=version - 1,
-            lineage_epoch=0,
-            update=version,
-            served_digest=(1.0,),
-            base_digest="base",
-            write_files=lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"weights"),
-        )
-        async with database.write() as session:
-            row = PolicyVersionRow(
-                version=version, parent=version - 1, lineage_epoch=0, update_number=version, path=folder.name, served_digest=[1.0], created_at=1.0
-            )
-            await policies.insert(session, row)
-            await lifecycle.move_version(session, version, VersionState.VERIFIED, now=1.0)
-            await lifecycle.activate(session, version, now=1.0)
-            await learner.set_head(session, head_version=version, head_update=version)
-
-
 async def promised(database: Database) -> list[int]:
     async with database.read() as session:
         return sorted(row.version for row in await policies.with_files(session))
@@ -77,7 +53,7 @@ async def test_killed(tmp_path: Path, point: str) -> None:
     url, store = f"sqlite+aiosqlite:///{tmp_path / 'a.db'}", tmp_path / "store"
     await asyncio.to_thread(asyncio.run, upgrade(url))
     database = Database(url)
-    await publish(database, store)
+    await publish(database, store, VERSIONS)
     command = [sys.executable, "-c", SWEEP, url, str(store), point]
     ended = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr

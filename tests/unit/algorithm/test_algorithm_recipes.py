@@ -73,7 +73,16 @@ def test_overrides_replace_and_none_means_the_presets_own() -> None:
 
 @pytest.mark.parametrize(
     ("field", "number"),
-    [("epsilon_low", 0.0), ("batch_size", 0), ("value_updates", -1), ("gamma", 1.1), ("max_policy_uses", 0), ("policy_learning_rate", float("nan"))],
+    [
+        ("epsilon_low", 0.0),
+        ("batch_size", 0),
+        ("value_updates", -1),
+        ("gamma", 1.1),
+        ("max_policy_uses", 0),
+        ("policy_learning_rate", float("nan")),
+        ("baseline_half_life", 0.0),
+        ("baseline_window", 0),
+    ],
 )
 def test_numbers_that_cannot_work_are_refused(field: str, number: float) -> None:
     with pytest.raises(ValueError, match=field):

@@ -3,16 +3,17 @@
 import json
 
 import pytest
+from versions import publish
 
 from online_sao.config import RetentionSettings, Settings
 from online_sao.errors import ConflictError
-from online_sao.publishing import lifecycle, policy_store, rollback
-from online_sao.publishing.policy_store import version_dir, write_version
+from online_sao.publishing import policy_store, rollback
+from online_sao.publishing.policy_store import version_dir
 from online_sao.runtime.retention import BATCH, Retention, removable
 from online_sao.service.erasure import ErasureService
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
-from online_sao.storage.repositories import interactions, learner, policies, trajectories
-from online_sao.storage.tables import InteractionRow, PolicyVersionRow
+from online_sao.storage.repositories import interactions, policies, trajectories
+from online_sao.storage.tables import InteractionRow
 from online_sao.types import ReceiptStatus, TrajectoryState, VersionState
 
 DAY = 24 * 3600.0
@@ -33,28 +34,6 @@ def test_what_serves_what_is_stood_on_and_whatever_is_newer_stay() -> None:
     assert removable(range(13), active=4, head=12, settings=settings()) == [1, 2, 3]
     assert removable(range(13), active=12, head=3, settings=settings()) == [1, 2]
     assert removable(range(13), active=0, head=0, settings=settings()) == []
-
-
-async def publish(database, store, count: int) -> None:
-    for version in range(1, count + 1):
-        folder = write_version(
-            store,
-            version=version,
-            parent=version - 1,
-            lineage_epoch=0,
-            update=version,
-            served_digest=(1.0,),
-            base_digest="base",
-            write_files=lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"weights"),
-        )
-        async with database.write() as session:
-            row = PolicyVersionRow(
-                version=version, parent=version - 1, lineage_epoch=0, update_number=version, path=folder.name, served_digest=[1.0], created_at=1.0
-            )
-            await policies.insert(session, row)
-            await lifecycle.move_version(session, version, VersionState.VERIFIED, now=1.0)
-            await lifecycle.activate(session, version, now=1.0)
-            await learner.set_head(session, head_version=version, head_update=version)
 
 
 async def promised(database) -> set[int]:
