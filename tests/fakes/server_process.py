@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from tiny_model import tiny_model
@@ -53,9 +53,13 @@ class Server:
             environment = {**inherited, **self.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, cwd=self.data_dir, env=environment, stdout=log, stderr=log)
 
-    def start(self) -> Server:
+    def start(self) -> Self:
         self.launch()
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()  # or it would outlive the test that failed, and fail later ones
+            raise
         return self
 
     def wait_ready(self) -> None:

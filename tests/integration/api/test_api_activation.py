@@ -167,7 +167,8 @@ def a_version_is_picked_up_and_a_request_in_flight_goes_on(server: Server) -> No
     assert "tiny@v1" in seen
     assert (state(server, 0)["state"], state(server, 1)["activated_at"] is not None) == ("retired", True)
     (swap,) = server.rows("SELECT * FROM swaps")
-    assert (swap["policy_version"], swap["requests_in_flight"]) == (1, 1)
+    assert swap["policy_version"] == 1
+    assert swap["requests_in_flight"] >= 1, "the stream; the server's own measurements of version 0 may be under way beside it"
 
 
 def bad_versions_are_set_aside(server: Server) -> None:
