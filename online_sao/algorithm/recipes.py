@@ -92,6 +92,8 @@ class Recipe:
     """Trajectories after which an outcome weighs half in the level of the baseline, and in what the reward is "lately". Calibrated credit, anchor."""
     anchor_gain: float = 0.0
     """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
+    anchor_reach: float = 0.3
+    """KL to the base, in nats a token, from which that gain acts in full. Nearer to the base it acts in proportion."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
@@ -111,6 +113,7 @@ class Recipe:
             "calibration_half_life",
             "baseline_half_life",
             "baseline_window",
+            "anchor_reach",
         )
         not_negative = ("value_updates", "value_warmup_updates", "anchor_coefficient", "anchor_gain", "max_policy_lag", "weight_decay")
         for field_name in positive:
@@ -133,15 +136,19 @@ class Recipe:
         first, none of this batch."""
         return self.credit(self, trajectories, history)
 
-    def anchor_strength(self, returns: Sequence[float]) -> float:
-        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop). ``returns``: of the latest trajectories, this batch's among them,
-        oldest first.
+    def anchor_strength(self, returns: Sequence[float], kl_base: float) -> float:
+        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · min(1, kl_base / anchor_reach)).
+
+        ``returns``: of the latest trajectories, this batch's among them, oldest first. ``kl_base``: mean KL(policy ‖ base) when it was last
+        measured, in nats a token.
 
         The anchor lets the policy leave the base for what reward pays. When what was learned is no longer wanted, its payment is gone, and often
         all variety with it: every answer scores the same low, no advantage points anywhere. Back near the base the new preference can be met
-        again; so the pull grows with the loss, and fades as the slow mean forgets.
+        again; so the pull grows with the loss, and fades as the slow mean forgets. It must fade with the way back too: a policy that has arrived
+        would be held there, since nothing it could learn would outweigh the pull.
         """
-        return self.anchor_coefficient * (1.0 + self.anchor_gain * reward_drop(returns, self.baseline_half_life, self.calibration_half_life))
+        drop = reward_drop(returns, self.baseline_half_life, self.calibration_half_life)
+        return self.anchor_coefficient * (1.0 + self.anchor_gain * drop * min(1.0, max(0.0, kl_base) / self.anchor_reach))
 
 
 def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:
@@ -217,7 +224,7 @@ _SAO_LIVE = dataclasses.replace(
     preset="live",
     credit=calibrated_critic_advantages,
     fresh_values=False,
-    policy_learning_rate=1e-3,
+    policy_learning_rate=1.5e-3,
     value_learning_rate=1e-3,
     batch_size=8,
     value_warmup_updates=2,

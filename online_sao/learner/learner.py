@@ -65,6 +65,8 @@ class Learner:
         self._window: deque[ValueRecord] = deque(maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
         self.updates = 0
         """Updates these weights have been through."""
+        self._kl_base = 0.0
+        """Mean KL(policy ‖ base) as the latest update met it, in nats a token."""
         self._initial = self.snapshot()
 
     @classmethod
@@ -96,9 +98,10 @@ class Learner:
         history = tuple(self._window)
         advantages = by_microbatch(batch, self.recipe.advantages(credit_inputs, history))
         slope = calibration_slope(history, self.recipe.calibration_half_life)
-        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns])
+        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns], self._kl_base)
         policy_pass = self._train_policy(batch, advantages, beta, check)
         self.updates += 1
+        self._kl_base = policy_pass.kl_base
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
         metrics = {
             **policy_metrics(policy_pass, advantages),
@@ -267,6 +270,7 @@ class Learner:
             value_optimizer=copy.deepcopy(self._value_optimizer.state_dict()),
             window=tuple(self._window),
             updates=self.updates,
+            kl_base=self._kl_base,
             random_state=torch.get_rng_state(),
         )
 
@@ -280,6 +284,7 @@ class Learner:
         self._value_optimizer.zero_grad(set_to_none=True)
         self._window = deque(snapshot.window, maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
         self.updates = snapshot.updates
+        self._kl_base = snapshot.kl_base
         torch.set_rng_state(snapshot.random_state)
 
     def reset(self) -> None:

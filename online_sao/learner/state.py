@@ -61,6 +61,7 @@ class LearnerState:
     value_optimizer: dict[str, Any]
     window: tuple[ValueRecord, ...]
     updates: int
+    kl_base: float
     random_state: Tensor
 
 
@@ -77,6 +78,7 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
         "value_optimizer": state.value_optimizer,
         "window": [list(record) for record in state.window],
         "updates": state.updates,
+        "kl_base": state.kl_base,
         "random_state": state.random_state,
     }
     torch.save(training, folder / TRAINING_FILE)
@@ -94,6 +96,7 @@ def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
         value_optimizer=training["value_optimizer"],
         window=tuple((returns, values) for returns, values in training["window"]),
         updates=training["updates"],
+        kl_base=training.get("kl_base", 0.0),  # states of before it was kept: the next update measures it
         random_state=training["random_state"],
     )
 

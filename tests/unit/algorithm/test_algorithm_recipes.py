@@ -28,6 +28,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (
     "calibration_half_life": 64.0,
     "baseline_half_life": 16.0,
     "baseline_window": 128,
+    "anchor_reach": 0.3,
     "uses_values": True,
 }
 
@@ -53,7 +54,7 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
     assert numbers_of(recipe()) == OURS | {
         "epsilon_low": 0.3,
         "epsilon_high": 5.0,
-        "policy_learning_rate": 1e-3,
+        "policy_learning_rate": 1.5e-3,
         "value_learning_rate": 1e-3,
         "batch_size": 8,
         "value_updates": 2,
@@ -148,13 +149,21 @@ def test_the_level_is_that_of_the_others_in_the_batch_and_of_the_latest_before_i
 
 def test_the_anchor_pulls_harder_after_a_loss_and_only_then() -> None:
     steady, lost = [0.5] * 100, [0.5] * 100 + [-1.0] * 16
-    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0)
-    assert live.anchor_strength(steady) == 0.2
-    assert live.anchor_strength([]) == 0.2
+    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.3)
+    assert live.anchor_strength(steady, 0.5) == 0.2
+    assert live.anchor_strength([], 0.5) == 0.2
     drop = reward_drop(lost, live.baseline_half_life, live.calibration_half_life)
     assert drop > 0.2
-    assert live.anchor_strength(lost) == pytest.approx(0.2 * (1 + 10 * drop))
-    assert recipe("sao", "paper").anchor_strength(lost) == 0.0
+    for far in (0.3, 0.5):
+        assert live.anchor_strength(lost, far) == pytest.approx(0.2 * (1 + 10 * drop))
+    assert recipe("sao", "paper").anchor_strength(lost, 0.5) == 0.0
+
+
+def test_the_stronger_pull_fades_on_the_way_back_to_the_base() -> None:
+    lost = [0.5] * 100 + [-1.0] * 16
+    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.3)
+    boost = [live.anchor_strength(lost, kl_base) - 0.2 for kl_base in (0.3, 0.15, 0.03, 0.0, -1e-9)]
+    assert boost[1:] == pytest.approx([boost[0] / 2, boost[0] / 10, 0.0, 0.0])
 
 
 def test_running_mean_is_a_constant_of_the_latest_returns_and_asks_no_value_model() -> None:

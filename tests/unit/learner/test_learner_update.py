@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from online_sao.algorithm.calibration import reward_drop
 from online_sao.algorithm.recipes import CreditInputs, Recipe, critic_advantages
 from online_sao.config import GateSettings
 from online_sao.experience.batching import TrainBatch, pack
@@ -173,6 +174,25 @@ def test_the_anchor_pulls_towards_the_base(make_bench):
     assert distances[0] > 0.01
     assert distances[-1] < 0.5 * distances[0]
     assert unanchored[-1] > 0.5 * unanchored[0]
+
+
+def test_the_anchor_pulls_harder_after_a_loss_as_far_as_the_last_update_found_the_policy_away(make_bench, tmp_path):
+    numbers = {"value_updates": 0, "anchor_coefficient": 0.1, "anchor_gain": 10.0, "anchor_reach": 2.0}
+    bench = make_bench(**numbers)
+    for _ in range(4):
+        away = bench.learner.update(bench.batch(rewards=(1.0,) * 8)).metrics["policy/kl_base"]
+    assert 0.01 < away < 2.0
+    bench.learner.save(tmp_path)
+    loss = bench.batch(rewards=(-1.0,) * 8)
+
+    found = bench.learner.update(loss).metrics["policy/anchor_coefficient"]
+
+    drop = reward_drop([1.0] * 32 + [-1.0] * 8, bench.learner.recipe.baseline_half_life, bench.learner.recipe.calibration_half_life)
+    assert drop > 0
+    assert found == pytest.approx(0.1 * (1 + 10 * drop * away / 2.0))
+    resumed = make_bench(**numbers)
+    resumed.learner.load(tmp_path)
+    assert resumed.learner.update(loss).metrics["policy/anchor_coefficient"] == found
 
 
 # --- the order of an update -----------------------------------------------------------------------------------------------------------------
