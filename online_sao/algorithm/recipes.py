@@ -92,8 +92,8 @@ class Recipe:
     """Trajectories after which an outcome weighs half in the level of the baseline, and in what the reward is "lately". Calibrated credit, anchor."""
     anchor_gain: float = 0.0
     """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
-    anchor_reach: float = 0.3
-    """KL to the base, in nats a token, from which that gain acts in full. Nearer to the base it acts in proportion."""
+    anchor_reach: float = 0.5
+    """KL to the base, in nats a token, from which that gain acts in full. Nearer to the base it fades with the square of the KL."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
@@ -137,7 +137,7 @@ class Recipe:
         return self.credit(self, trajectories, history)
 
     def anchor_strength(self, returns: Sequence[float], kl_base: float) -> float:
-        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · min(1, kl_base / anchor_reach)).
+        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · min(1, kl_base / anchor_reach)²).
 
         ``returns``: of the latest trajectories, this batch's among them, oldest first. ``kl_base``: mean KL(policy ‖ base) when it was last
         measured, in nats a token.
@@ -148,7 +148,7 @@ class Recipe:
         would be held there, since nothing it could learn would outweigh the pull.
         """
         drop = reward_drop(returns, self.baseline_half_life, self.calibration_half_life)
-        return self.anchor_coefficient * (1.0 + self.anchor_gain * drop * min(1.0, max(0.0, kl_base) / self.anchor_reach))
+        return self.anchor_coefficient * (1.0 + self.anchor_gain * drop * min(1.0, max(0.0, kl_base) / self.anchor_reach) ** 2)
 
 
 def dis_weights(recipe: Recipe, current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, trajectory_index: Tensor) -> TokenWeights:

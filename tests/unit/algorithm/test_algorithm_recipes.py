@@ -28,7 +28,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (
     "calibration_half_life": 64.0,
     "baseline_half_life": 16.0,
     "baseline_window": 128,
-    "anchor_reach": 0.3,
+    "anchor_reach": 0.5,
     "uses_values": True,
 }
 
@@ -163,7 +163,7 @@ def test_the_stronger_pull_fades_on_the_way_back_to_the_base() -> None:
     lost = [0.5] * 100 + [-1.0] * 16
     live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.3)
     boost = [live.anchor_strength(lost, kl_base) - 0.2 for kl_base in (0.3, 0.15, 0.03, 0.0, -1e-9)]
-    assert boost[1:] == pytest.approx([boost[0] / 2, boost[0] / 10, 0.0, 0.0])
+    assert boost[1:] == pytest.approx([boost[0] / 4, boost[0] / 100, 0.0, 0.0])
 
 
 def test_running_mean_is_a_constant_of_the_latest_returns_and_asks_no_value_model() -> None:

@@ -189,7 +189,7 @@ def test_the_anchor_pulls_harder_after_a_loss_as_far_as_the_last_update_found_th
 
     drop = reward_drop([1.0] * 32 + [-1.0] * 8, bench.learner.recipe.baseline_half_life, bench.learner.recipe.calibration_half_life)
     assert drop > 0
-    assert found == pytest.approx(0.1 * (1 + 10 * drop * away / 2.0))
+    assert found == pytest.approx(0.1 * (1 + 10 * drop * (away / 2.0) ** 2))
     resumed = make_bench(**numbers)
     resumed.learner.load(tmp_path)
     assert resumed.learner.update(loss).metrics["policy/anchor_coefficient"] == found
