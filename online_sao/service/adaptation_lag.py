@@ -10,8 +10,8 @@ maximises k(n−k)/n · (mean before − mean after)², the usual estimate of on
 - depth: level minus the lowest moving average (over WINDOW scores) between the beginning and the recovery.
 - clear: the WINDOW scores from the beginning on are lower than those before it by more than CLEAR standard errors of the difference. Of scores that
   are 0 or 1 the detector also finds falls that chance makes; these are kept, and told apart.
-- recovered: the moving average has fallen below RECOVERED · level and is at or above it again. A fall that never takes it below is recovered at once
-  (0 scores). A shift that the next clear one overtakes before that is never recovered.
+- recovered: the moving average has fallen below RECOVERED · level, and that of WINDOW scores since the beginning is at or above it: one that still
+  counts scores from before the fall would take their luck for a recovery. A fall that never takes it below is recovered at once (0 scores). A shift that the next clear one overtakes before that is never recovered.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _shift(
     if fallen is None:
         recovered: int | None = began
     else:
-        recovered = next((index for index in range(fallen, end) if averages[index] >= bound), None)
+        recovered = next((index for index in range(max(fallen, began + WINDOW - 1), end) if averages[index] >= bound), None)
     lowest = min(averages[began : (end if recovered is None or fallen is None else recovered + 1)], default=averages[-1])
     began_at = stream[began][0]
     recovered_at = None if recovered is None else stream[recovered][0]

@@ -1,5 +1,7 @@
 """Shifts in streams built by hand: when they began, how deep they were, and when they were over."""
 
+import random
+
 import pytest
 
 from online_sao.service.adaptation_lag import FEWEST, find_shifts
@@ -32,6 +34,20 @@ def test_recovery_means_80_percent_of_the_level_before_not_of_the_range() -> Non
 def test_a_fall_that_lasts_is_not_recovered() -> None:
     (shift,) = find_shifts(stream((1.0, 60), (0.0, 60)), 0.0, 1.0)
     assert (shift.recovered, shift.seconds_to_recovery, shift.overtaken) == (None, None, False)
+
+
+@pytest.mark.parametrize("low", [0.0, 0.15, 0.3])
+def test_a_lucky_score_after_the_fall_is_no_recovery(low) -> None:
+    """Yes-or-no scores whose mean falls and stays down: an average that touches the bound while it still counts the good past says nothing."""
+    found = 0
+    for seed in range(60):
+        chance = random.Random(seed)
+        values = [float(chance.random() < (0.65 if index < 160 else low)) for index in range(300)]
+        for shift in find_shifts([(float(index), value) for index, value in enumerate(values)], 0.0, 1.0):
+            if shift.clear and shift.began >= 150:
+                found += 1
+                assert shift.scores_to_recovery is None or shift.scores_to_recovery >= 19 or shift.scores_to_recovery == 0, seed
+    assert found > 20
 
 
 def test_a_second_fall_before_the_recovery_overtakes_the_first() -> None:
