@@ -37,7 +37,7 @@ from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.control import ControlService
-from online_sao.service.erasure import ErasureService
+from online_sao.service.erasure import ERASURE_SECONDS, ErasureService
 from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
@@ -138,6 +138,7 @@ class Serving:
             Job("lease reaper", 5.0, self._release_lapsed),
             Job("version retention", VERSIONS_SECONDS, self._retention.sweep_versions),
             Job("interaction retention", INTERACTIONS_SECONDS, self._retention.sweep_interactions),
+            Job("erasure", ERASURE_SECONDS, self.erasure.finish),
             Job("score roll-up", score_rollup.SECONDS, score_rollup.ScoreRollup(self.database).advance),
             Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
         ):

@@ -25,6 +25,8 @@ Session = AsyncSession
 
 _BEGIN = "online_sao_sqlite_begin"
 _BUSY_TIMEOUT_MS = 30_000
+_READERS_TIMEOUT_MS = 500
+"""What emptying the write-ahead log waits for readers. Writers wait meanwhile."""
 # A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
 _POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120}
 
@@ -54,6 +56,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not left in pages that happen to be free
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         cursor.close()
 
@@ -110,6 +113,23 @@ class Database:
         """Raises what the driver raises when the database cannot be reached."""
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
+
+    async def forget_overwritten(self) -> bool:
+        """Remove what the files still hold of overwritten and deleted content: SQLite's write-ahead log keeps the pages of before. False: somebody
+        reads in it just now; try again. PostgreSQL's vacuum does this by itself, in its own time."""
+        if self.dialect != "sqlite":
+            return True
+        async with as_storage_errors(), self._turn, self._engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert isinstance(driver, sqlite_driver.OneCrossingConnection)
+            cursor = driver.cursor()
+            try:
+                await cursor.execute(f"PRAGMA busy_timeout={_READERS_TIMEOUT_MS}")
+                await cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                ((busy, _, _),) = await cursor.fetchall()
+            finally:
+                await cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        return not busy
 
     async def dispose(self) -> None:
         """Close every connection."""

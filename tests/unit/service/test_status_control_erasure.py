@@ -10,6 +10,7 @@ from online_sao.service.erasure import ErasureService
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
 from online_sao.service.status import StatusService
 from online_sao.storage.repositories import interactions, learner, policies, trajectories, updates
+from online_sao.storage.session import sqlite_path
 from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, SwapRow, UpdateRow
 from online_sao.types import ReceiptStatus, TrajectoryState, VersionState
 
@@ -158,6 +159,30 @@ async def test_erasing_removes_content_and_keeps_counts(database, chats, service
     assert await erasure.erase_completion(row.completion_id) == 1
     with pytest.raises(CompletionNotFoundError):
         await erasure.erase_completion("chatcmpl-nothing")
+
+
+async def test_what_is_erased_is_in_no_file_of_the_database(database, chats, service) -> None:
+    """Short texts lie in the row, long ones in pages of their own, users in an index; the log keeps pages as they were."""
+    long = "a secret of many pages " * 2000
+    row = await chats.completed(user="secret-ada")
+    async with database.write() as session:
+        (stored,) = await interactions.by_completion(session, row.completion_id, lock=True)
+        stored.text, stored.messages = long, [{"role": "user", "content": f"secret short. {long}"}]
+    await service.submit(FeedbackSubmission(row.completion_id, 1.0, comment="secret comment"))
+    others = [await chats.completed(user="bob") for _ in range(5)]
+    path = sqlite_path(database.url)
+    erasure = ErasureService(database)
+
+    def found() -> bool:
+        return any(b"secret" in file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+
+    assert found()
+    async with database.read() as reading:
+        assert await interactions.get(reading, others[0].completion_id, 0) is not None
+        assert await erasure.erase_user("secret-ada") == 1
+        assert found(), "somebody reads: the pages of before are still theirs to see"
+    await erasure.finish()
+    assert not found()
 
 
 async def test_erasing_a_user_breaks_the_claim_that_holds_their_data(database, chats, service) -> None:
