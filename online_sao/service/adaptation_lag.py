@@ -11,7 +11,8 @@ maximises k(n−k)/n · (mean before − mean after)², the usual estimate of on
 - clear: the WINDOW scores from the beginning on are lower than those before it by more than CLEAR standard errors of the difference. Of scores that
   are 0 or 1 the detector also finds falls that chance makes; these are kept, and told apart.
 - recovered: the moving average has fallen below RECOVERED · level, and that of WINDOW scores since the beginning is at or above it: one that still
-  counts scores from before the fall would take their luck for a recovery. A fall that never takes it below is recovered at once (0 scores). A shift that the next clear one overtakes before that is never recovered.
+  counts scores from before the fall would take their luck for a recovery. A fall that never takes it below is recovered at once (0 scores). A shift
+  that the next clear one overtakes before that is never recovered.
 """
 
 from __future__ import annotations

@@ -25,8 +25,11 @@ async def set_phase(session, value: str) -> None:
 
 async def test_sqlite_is_durable_and_checks_references(database) -> None:
     async with database.read() as session:
-        pragmas = {name: await session.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")}
-    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+        pragmas = {
+            name: await session.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout", "secure_delete")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000, "secure_delete": 1}
     with pytest.raises(IntegrityError):
         async with database.write() as session:
             session.add(TrajectoryRow(interaction_id=999, state="pending", oldest_policy_version=0, created_at=1, deadline_at=1, updated_at=1))
