@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve demo test test-unit check format install clean browser
+.PHONY: serve demo test test-unit test-postgresql check format install clean browser
 
 install: $(VENV)/.installed
 
@@ -29,12 +29,16 @@ serve: install
 demo: install
 	@exec $(BIN)/online-sao demo $(ARGS)
 
-test: test-unit browser
+test: test-unit test-postgresql browser
 	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
 
 # Two at a time; a worker whose torch took both cores would only be in the other's way.
 test-unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal $(ARGS)
+
+# What keeps rows is tested on a real PostgreSQL server too.
+test-postgresql: install
+	$(BIN)/python -m pytest tests/unit/storage tests/unit/service tests/unit/publishing --database postgresql $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

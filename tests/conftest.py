@@ -2,5 +2,13 @@
 
 import os
 
+import pytest
+
 # Threads that spin while they wait for work starve the other processes of a test that starts several.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--database", choices=("sqlite", "postgresql"), default="sqlite", help="what tests/unit keeps rows in; postgresql: a server of its own"
+    )

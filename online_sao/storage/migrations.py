@@ -14,6 +14,8 @@ from sqlalchemy.exc import OperationalError
 from online_sao.errors import ConfigurationError
 from online_sao.storage.session import Database, create_engine, for_writing, sqlite_path
 
+_LOCK = 7607250826
+"""Any number that nobody else on the server locks."""
 _SCRIPTS = Path(__file__).resolve().parents[2] / "migrations"
 
 
@@ -76,6 +78,9 @@ async def _migrate(url: str, revision: str, *, down: bool = False) -> None:
 
 
 def _run(connection: Connection, revision: str, down: bool) -> None:
+    if connection.dialect.name == "postgresql":
+        # SQLite's transaction has the file to itself. Here a second process that upgrades at once waits its turn, and finds nothing left to do.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
     (command.downgrade if down else command.upgrade)(alembic_config(connection), revision)
     if connection.dialect.name == "sqlite" and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()):
         raise ConfigurationError(

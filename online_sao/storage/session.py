@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from online_sao.errors import ConfigurationError
@@ -33,7 +34,15 @@ _POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120
 
 def sqlite_path(url: str) -> Path | None:
     """The database file a SQLite URL names, or None for another database. In-memory SQLite is refused: two processes must share the data."""
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        parsed = None
+    if parsed is None or parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+        kind = "no URL" if parsed is None else parsed.drivername
+        raise ConfigurationError(
+            f"storage.database_url is {kind}; give postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE or sqlite+aiosqlite:////absolute/file."
+        )
     if parsed.get_backend_name() != "sqlite":
         return None
     if not parsed.database or parsed.database == ":memory:":
@@ -45,7 +54,10 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     """Async engine for SQLite (aiosqlite) or PostgreSQL (asyncpg). ``foreign_keys`` False is for migrations, which may rebuild a table in SQLite."""
     path = sqlite_path(url)
     if path is None:
-        return create_async_engine(url, pool_pre_ping=True, **_POOL)
+        try:
+            return create_async_engine(url, pool_pre_ping=True, **_POOL)
+        except ModuleNotFoundError as error:
+            raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
     engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_POOL)
 
     @event.listens_for(engine.sync_engine, "connect")

@@ -2,15 +2,13 @@
 
 import asyncio
 import itertools
-import shutil
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from databases import Databases, PostgreSQL, SqliteFiles
 
-from online_sao.storage.migrations import upgrade
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
@@ -86,20 +84,28 @@ class Chats:
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the whole schema: copying it is much faster than migrating once for each test."""
-    path = tmp_path_factory.mktemp("migrated") / "template.db"
-    asyncio.run(upgrade(f"sqlite+aiosqlite:///{path}"))
-    return path
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    if request.config.getoption("--database") == "sqlite":
+        yield SqliteFiles(tmp_path_factory.mktemp("databases"))
+    else:
+        server = PostgreSQL(tmp_path_factory.mktemp("postgresql"))
+        yield server
+        server.stop()
 
 
 @pytest.fixture
-async def database(tmp_path: Path, migrated_file: Path) -> AsyncIterator[Database]:
-    path = tmp_path / "test.db"
-    shutil.copyfile(migrated_file, path)
-    database = Database(f"sqlite+aiosqlite:///{path}")
+async def database(databases: Databases) -> AsyncIterator[Database]:
+    database = Database(await asyncio.to_thread(databases.migrated))
     yield database
     await database.dispose()
+
+
+@pytest.fixture(autouse=True)
+def _only_on(request: pytest.FixtureRequest) -> None:
+    """``@pytest.mark.only_on("sqlite")``: of what one kind of database alone does."""
+    marker = request.node.get_closest_marker("only_on")
+    if marker is not None and request.config.getoption("--database") not in marker.args:
+        pytest.skip(f"about {' and '.join(marker.args)}")
 
 
 @pytest.fixture

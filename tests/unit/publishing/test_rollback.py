@@ -130,7 +130,7 @@ async def test_a_version_only_in_the_middle_is_found(database, chats) -> None:
         done = await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=2.0, first_token_at=2.0)
         trajectory = await trajectories.create(session, done, now=2.0, deadline_at=9e9)
     assert await states(database, trajectory) == [(TrajectoryState.NOT_TRAINABLE, "policy version 2 was rolled back")]
-    async with database.read() as session:
+    async with database.write() as session:  # it locks what it finds
         lineage = await policies.lags(session, 3)
         found = await trajectories.stranded(session, lineage, (TrajectoryState.NOT_TRAINABLE,))
     assert [(item.trajectory_id, item.version) for item in found] == [(trajectory.id, 2)]

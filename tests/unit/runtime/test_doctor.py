@@ -14,12 +14,13 @@ from online_sao.config import Settings
 from online_sao.publishing.policy_store import write_version
 from online_sao.runtime import doctor, doctor_data, doctor_model
 from online_sao.storage.repositories import learner
+from online_sao.storage.session import sqlite_path
 from online_sao.storage.tables import PolicyVersionRow
 
 
 @pytest.fixture
-def settings(tmp_path, migrated_file) -> Settings:
-    shutil.copyfile(migrated_file, tmp_path / "online_sao.db")
+def settings(tmp_path, databases) -> Settings:
+    shutil.move(sqlite_path(databases.migrated()), tmp_path / "online_sao.db")
     return Settings(storage={"data_dir": tmp_path}, policy={"model": str(tiny_model())})
 
 

@@ -13,7 +13,10 @@ from online_sao.errors import StorageError, StorageFullError
 from online_sao.storage.faults import storage_error
 from online_sao.storage.repositories import learner
 
+READ_ONLY = {"sqlite": "PRAGMA query_only = ON", "postgresql": "SET TRANSACTION READ ONLY"}
 
+
+@pytest.mark.only_on("sqlite")
 async def test_a_full_database_is_507_and_keeps_what_it_had(database):
     async with database.write() as session:
         await session.execute(text("CREATE TABLE filler (content BLOB)"))
@@ -35,7 +38,7 @@ async def test_a_full_database_is_507_and_keeps_what_it_had(database):
 async def test_a_read_only_database_is_503(database):
     async def write() -> None:
         async with database.write() as session:
-            await session.execute(text("PRAGMA query_only = ON"))
+            await session.execute(text(READ_ONLY[database.dialect]))
             await learner.pause(session, "no")
 
     with pytest.raises(StorageError, match="read-only") as caught:
@@ -44,7 +47,7 @@ async def test_a_read_only_database_is_503(database):
 
 
 async def test_our_own_mistakes_stay_what_they_are(database):
-    with pytest.raises(OperationalError, match="no such table"):
+    with pytest.raises(DBAPIError, match="missing_table"):
         async with database.read() as session:
             await session.execute(text("SELECT * FROM missing_table"))
     with pytest.raises(IntegrityError):

@@ -1,7 +1,6 @@
 """The migrations make exactly the schema the code uses, can go back, and are asked for where they are missing."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -15,8 +14,9 @@ from online_sao.storage.session import Database, create_engine, sqlite_path
 from online_sao.storage.tables import Base
 
 
-def url_of(path: Path) -> str:
-    return f"sqlite+aiosqlite:///{path}"
+@pytest.fixture
+async def url(databases) -> str:
+    return await asyncio.to_thread(databases.empty)
 
 
 async def tables(url: str) -> set[str]:
@@ -27,8 +27,7 @@ async def tables(url: str) -> set[str]:
     return set(names)
 
 
-async def test_the_migrated_schema_is_the_one_in_tables_py(tmp_path) -> None:
-    url = url_of(tmp_path / "new" / "folder" / "a.db")
+async def test_the_migrated_schema_is_the_one_in_tables_py(url) -> None:
     await upgrade(url)
     engine = create_engine(url)
     async with engine.connect() as connection:
@@ -38,8 +37,7 @@ async def test_the_migrated_schema_is_the_one_in_tables_py(tmp_path) -> None:
     assert differences == []
 
 
-async def test_up_down_up(tmp_path) -> None:
-    url = url_of(tmp_path / "a.db")
+async def test_up_down_up(url) -> None:
     await upgrade(url)
     full = await tables(url)
     assert set(Base.metadata.tables) < full
@@ -59,21 +57,30 @@ async def test_a_fresh_database_stands_on_the_base_model(database) -> None:
     assert (state.head_version, state.head_update, state.lineage_epoch, state.paused, state.phase) == (0, 0, 0, False, "stopped")
 
 
-async def test_two_processes_may_upgrade_at_once(tmp_path) -> None:
-    url = url_of(tmp_path / "a.db")
+async def test_two_processes_may_upgrade_at_once(url) -> None:
     await asyncio.gather(*(asyncio.to_thread(asyncio.run, upgrade(url)) for _ in range(3)))
     database = Database(url)
     await require_current(database)
     await database.dispose()
 
 
-async def test_a_schema_that_is_not_ours_is_refused_with_advice(tmp_path) -> None:
-    url = url_of(tmp_path / "a.db")
+@pytest.mark.only_on("sqlite")
+async def test_a_file_is_made_with_its_folder_and_only_by_upgrade(tmp_path) -> None:
+    path = tmp_path / "new" / "folder" / "a.db"
+    url = f"sqlite+aiosqlite:///{path}"
     database = Database(url)
     with pytest.raises(ConfigurationError, match=r"There is no database at .*Run `online-sao db upgrade`"):
         await require_current(database)
-    assert not (tmp_path / "a.db").exists(), "asking must not create an empty database"
-    (tmp_path / "a.db").touch()
+    assert not path.exists(), "asking must not create an empty database"
+    await upgrade(url)
+    await require_current(database)
+    await database.dispose()
+
+
+async def test_a_schema_that_is_not_ours_is_refused_with_advice(url) -> None:
+    if (path := sqlite_path(url)) is not None:
+        path.touch()
+    database = Database(url)
     with pytest.raises(ConfigurationError, match=r"no tables yet.*Run `online-sao db upgrade`"):
         await require_current(database)
     await upgrade(url)
@@ -90,3 +97,10 @@ def test_an_in_memory_database_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="in-memory"):
             Database(url)
     assert sqlite_path("postgresql+asyncpg://host/name") is None
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/name", "mysql+aiomysql://host/name", "sqlite:///a.db", "nonsense"])
+def test_a_database_that_cannot_work_is_refused_with_what_can(url) -> None:
+    with pytest.raises(ConfigurationError, match=r"postgresql\+asyncpg://.*sqlite\+aiosqlite:") as refused:
+        Database(url)
+    assert "host" not in str(refused.value), "a URL may hold a password"
