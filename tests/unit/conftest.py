@@ -88,7 +88,7 @@ def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.config.getoption("--database") == "sqlite":
         yield SqliteFiles(tmp_path_factory.mktemp("databases"))
     else:
-        server = PostgreSQL(tmp_path_factory.mktemp("postgresql"))
+        server = PostgreSQL()
         yield server
         server.stop()
 

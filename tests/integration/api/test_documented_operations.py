@@ -1,0 +1,73 @@
+"""Every command of docs/operations.md, in its order, on a service that has been used: versions, answers, scores."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ROOT, Server, user
+from test_api_activation import publish
+from test_api_rollback import served
+from tiny_model import tiny_model
+
+BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VERSIONS = {"12": "1", "15": "2"}
+"""Those of the page, and those that the service here has."""
+TALKS_TO_THE_SERVICE = ("policies", "learner")
+NEEDS_THE_SERVICE_STOPPED = "pretrain-value"
+NOT_INSTALLED_WITH_IT = "tensorboard"
+
+
+def documented() -> list[list[str]]:
+    lines = [line for block in BLOCK.findall((ROOT / "docs" / "operations.md").read_text()) for line in block.splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words and words[0] != NOT_INSTALLED_WITH_IT]
+
+
+def run(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("ONLINE_SAO_")}
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "online_sao.cli", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def used(server: Server) -> None:
+    for version in (1, 2):
+        publish(server, version, seed=version)
+        served(server, version)
+        for number in range(8):
+            body = {"model": "tiny", "messages": user(f"What is {number}?"), "max_tokens": 8}
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).raise_for_status().json()
+            score = {"completion_id": answer["id"], "value": number / 8}
+            httpx.post(f"{server.url}/v1/feedback", json=score, trust_env=False, timeout=60).raise_for_status()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "data").start()
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.stop()
+
+
+def test_the_commands_run_as_written(server: Server, tmp_path: Path) -> None:
+    commands = documented()
+    assert {words[1] for words in commands} == {"policies", "learner", "doctor", "export", "replay", NEEDS_THE_SERVICE_STOPPED}
+    (tmp_path / "online-sao.toml").write_text(f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\n[server]\nport = {server.port}\n')
+    used(server)
+    for program, *arguments in commands:
+        assert program == "online-sao"
+        if arguments[0] in TALKS_TO_THE_SERVICE:
+            arguments = [VERSIONS.get(word, word) for word in arguments] + ["--url", server.url]
+        if arguments[0] == NEEDS_THE_SERVICE_STOPPED:
+            server.stop()
+        done = run(tmp_path, arguments)
+        assert done.returncode == 0, f"{arguments}:\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.strip() or (arguments[0] == "export" and (tmp_path / "scores.jsonl").is_file()), arguments
+    assert (tmp_path / "replay-1" / "updates.jsonl").read_text().strip()
