@@ -10,8 +10,6 @@ from api.dashboard.view import View
 from online_sao.service.history import ShiftStatus
 from online_sao.types import TrajectoryState
 
-HEARTBEAT_LATE_SECONDS = 10.0
-"""A learner writes its heartbeat every 1.5 s; this long without one, it is not running, whatever its last word was."""
 RECENT = 20
 JOURNEY = (
     "<ol class=journey><li><b>Queued</b> The score is on disk and waits until enough answers are scored.</li>"
@@ -114,9 +112,10 @@ def learner(view: View, enabled: bool) -> str:
     state = view.snapshot.learner
     name, advice, dot = learner_words(view, enabled)
     beat = "never" if state.heartbeat_age is None else ago(view.snapshot.as_of - state.heartbeat_age)
-    pairs = [("Last sign of life", beat), ("Updates made", words.count(state.head_update)), ("Newest version", f"v{state.head_version}")]
+    last = view.snapshot.last_update
+    pairs = [("Last sign of life", beat), ("Updates made", words.count(last.number if last else 0)), ("It stands on", f"v{state.head_version}")]
     tone = ' class="alarm"' if dot == "bad" else ""
-    note = advice or state.detail
+    note = advice if advice is not None else state.detail
     aside = f'<p class="aside">{escape(note)}</p>' if note else ""
     switch = button("Resume learning", "resume", kind="primary") if state.paused else button("Pause learning", "pause")
     return (
@@ -126,22 +125,42 @@ def learner(view: View, enabled: bool) -> str:
 
 
 def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
-    """(name, what to do, class of the dot)."""
+    """(name, what to know or do; None: its own detail says it; class of the dot)."""
     state = view.snapshot.learner
-    if state.phase == "alarm":
-        return words.PHASES["alarm"], f"{state.pause_reason or 'The learner and the engine disagree.'} Serving goes on; nothing is learned.", "bad"
-    silent = state.heartbeat_age is None or state.heartbeat_age > HEARTBEAT_LATE_SECONDS
-    if silent and not enabled:
+    if state.phase == "alarm" and state.paused:
+        return words.PHASES["alarm"], f"{words.sentence(state.pause_reason or 'The learner and the engine disagree')} Serving goes on; nothing is learned.", "bad"
+    if state.presence == "off" and not enabled:
         return "Switched off", "Scores are kept. Start without --no-learner, or run online-sao learn, to learn from them.", "off"
-    if state.heartbeat_age is None:
-        return "Starting", None, "off"
-    if silent and state.phase != "stopped":
-        return "Not responding", "It is started again by itself; the server's log says why it ended.", "bad"
+    if state.presence != "alive":
+        return _absent(view, enabled)
     if state.paused:
-        return "Paused", f"{state.pause_reason or 'By an operator.'} Serving and scoring go on.", "off"
+        return "Paused", f"{words.sentence(state.pause_reason or 'by an operator')} Serving and scoring go on.{_under_way(view)}", "off"
     if state.phase == "waiting":
         return f"Waiting: {_ready(view)} of {view.batch_size} scored answers", None, ""
-    return words.PHASES.get(state.phase, state.phase), None, "off" if silent else ""
+    return words.PHASES.get(state.phase, state.phase), None, ""
+
+
+def _absent(view: View, enabled: bool) -> tuple[str, str | None, str]:
+    """The same, of a learner that gives no sign of life."""
+    state = view.snapshot.learner
+    paused = f" It is paused: {words.sentence(state.pause_reason)}" if state.paused and state.pause_reason else ""
+    if state.presence == "starting":
+        waits = "Its process is being started." if view.serving_version is not None else "It is started once the engine serves."
+        return "Starting", waits + paused, "off"
+    if state.presence == "silent":
+        why = "Its process is there; a busy machine may hold it up." if enabled else "It is not this server's process: its own log says more."
+        return f"No sign of life for {words.duration(state.silence)}", why + paused, "bad"
+    if state.presence == "stopped":
+        return words.PHASES["stopped"], words.sentence(state.detail or "it cannot start; the server's log says why") + paused, "bad"
+    return words.PHASES["stopped"], f"Its process has ended and is started again by itself; the server's log says why it ended.{paused}", "bad"
+
+
+def _under_way(view: View) -> str:
+    """What a paused learner still finishes."""
+    state = view.snapshot.learner
+    if state.phase not in ("pretraining", "updating", "publishing"):
+        return ""
+    return f" {words.PHASES[state.phase]} is still under way" + (f": {words.sentence(state.detail)}" if state.detail else ".")
 
 
 def _ready(view: View) -> int:

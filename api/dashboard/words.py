@@ -29,6 +29,12 @@ def reason(text: str | None) -> str:
     return "" if not text else text if " " in text else text.replace("_", " ")
 
 
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop, whoever wrote it."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """Fixed digits, so that columns align; a real minus sign; very small and very large ones in powers of ten; thousands apart."""
     if value is None:

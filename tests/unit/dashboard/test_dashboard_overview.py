@@ -96,18 +96,33 @@ def test_stages_add_up_what_was_not_used_and_say_how_many_answers_are_scored():
         ({}, True, "Waiting: 0 of 8 scored answers", '"dot "'),
         ({"phase": "updating"}, True, "Updating the policy", '"dot "'),
         ({"phase": "updating", "detail": "update 4"}, True, "update 4", '"dot "'),
-        ({"heartbeat_age": 60.0}, True, "Not responding", '"dot bad"'),
-        ({"heartbeat_age": None, "phase": "stopped"}, True, "Starting", '"dot off"'),
-        ({"heartbeat_age": None, "phase": "stopped"}, False, "Switched off", '"dot off"'),
-        ({"heartbeat_age": 60.0, "phase": "stopped"}, True, "Not running", '"dot off"'),
-        ({"paused": True, "pause_reason": "rollback"}, True, "rollback Serving and scoring go on", '"dot off"'),
-        ({"paused": True, "phase": "alarm", "pause_reason": "self-check failed"}, True, "self-check failed Serving goes on", '"dot bad"'),
+        ({"presence": "starting", "heartbeat_age": 5789.0, "silence": 20.0}, True, "Starting", '"dot off"'),
+        ({"presence": "starting", "paused": True, "pause_reason": "looking"}, True, "It is paused: Looking.", '"dot off"'),
+        ({"presence": "silent", "silence": 20.0}, True, "No sign of life for 20 s", '"dot bad"'),
+        ({"presence": "ended", "silence": 20.0}, True, "the server&#x27;s log says why it ended", '"dot bad"'),
+        ({"presence": "stopped", "phase": "stopped", "detail": "the base model is another"}, True, "The base model is another.", '"dot bad"'),
+        ({"presence": "off", "heartbeat_age": None, "phase": "stopped"}, False, "Switched off", '"dot off"'),
+        ({"paused": True, "pause_reason": "rollback"}, True, "Rollback. Serving and scoring go on", '"dot off"'),
+        ({"paused": True, "pause_reason": "Why?", "phase": "updating", "detail": "8 trajectories"}, True, "Why? Serving and", '"dot off"'),
+        ({"paused": True, "phase": "updating", "detail": "8 trajectories"}, True, "Updating the policy is still under way: 8 traj", '"dot off"'),
+        ({"paused": True, "phase": "alarm", "pause_reason": "self-check failed"}, True, "Self-check failed. Serving goes on", '"dot bad"'),
     ],
 )
 def test_learner_states(changes, enabled, says, looks):
     text = overview.learner(with_learner(**changes), enabled)
     assert says in text
     assert looks in text
+
+
+def test_only_a_process_that_has_ended_is_said_to_have_ended():
+    for presence in ("starting", "silent", "alive", "off"):
+        assert "ended" not in overview.learner(with_learner(presence=presence, silence=30.0), presence != "off")
+
+
+def test_after_a_rollback_the_updates_made_are_still_all_of_them():
+    text = overview.learner(view(last_update=replace(update_status(), number=50), learner=replace(LEARNER, head_update=35, head_version=35)), True)
+    assert "Updates made</dt><dd>50<" in text
+    assert "It stands on</dt><dd>v35<" in text
 
 
 def test_the_learner_can_be_paused_and_resumed_from_where_its_state_is_shown():
