@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from api.dashboard import words
-from api.dashboard.markup import Column, ago, button, facts, link, table
+from api.dashboard.markup import Column, ago, button, clock, facts, link, table
 from api.dashboard.view import View
 from online_sao.service.history import ShiftStatus
-from online_sao.types import TrajectoryState
+from online_sao.types import UNUSED_STATES, TrajectoryState
 
 RECENT = 20
 JOURNEY = (
@@ -47,6 +47,27 @@ def alarms(view: View) -> str:
     return f'<ul class="alarms" aria-label="Alarms">{"".join(items)}</ul>' if items else ""
 
 
+def past_alarms(view: View) -> str:
+    """Every alarm that is over, with its numbers, under a heading that opens."""
+    if not view.past_alarms:
+        return ""
+    items = []
+    for alarm in view.past_alarms:
+        numbers = ""
+        if alarm.value is not None and alarm.threshold is not None:
+            numbers = f" Value {words.number(alarm.value, 3)}, threshold {words.number(alarm.threshold, 3)}."
+        done = f" <b>{escape(alarm.action)}</b>" if alarm.action else ""
+        ended = f", cleared {clock(alarm.cleared_at)}" if alarm.cleared_at is not None else ""
+        items.append(
+            f'<li class="{escape(alarm.severity)}"><b>{escape(alarm.kind.replace("_", " "))}</b> {escape(alarm.message)}{numbers}{done}<br>'
+            f'{escape(alarm.advice)} <span class="muted">{escape(alarm.severity)}, raised {clock(alarm.raised_at)}{ended}</span></li>'
+        )
+    return (
+        f'<details data-key="past-alarms"><summary>Past alarms ({words.count(len(items))})</summary>'
+        f'<ul class="alarms past">{"".join(items)}</ul></details>'
+    )
+
+
 def figure(view: View) -> str:
     """The headline number: mean of the newest scores, beside the oldest ones shown."""
     scores, total = view.snapshot.scores, view.snapshot.total_scores
@@ -82,18 +103,30 @@ def figure_words(view: View) -> str:
 def stages(view: View) -> str:
     """Where answers are on their way into the policy, and where the others ended."""
     of = view.snapshot.pipeline
-    dropped = {state: of.get(state, 0) for state in (TrajectoryState.EXPIRED, TrajectoryState.REJECTED, TrajectoryState.NOT_TRAINABLE)}
     cells = (
         ("Being written", view.snapshot.generating),
         ("Awaiting a score", of.get(TrajectoryState.PENDING, 0)),
         ("Queued", of.get(TrajectoryState.READY, 0)),
         ("In an update", of.get(TrajectoryState.CLAIMED, 0)),
         ("Trained", of.get(TrajectoryState.TRAINED, 0)),
-        ("Not used", sum(dropped.values())),
+        ("Not used", sum(of.get(state, 0) for state in UNUSED_STATES)),
     )
     items = "".join(f"<div><dt>{name}</dt><dd>{words.count(number)}</dd></div>" for name, number in cells)
-    why = ", ".join(f"{words.count(number)} {state.replace('_', ' ')}" for state, number in dropped.items() if number)
-    return f'<dl class="stages">{items}</dl>' + (f'<p class="aside">Not used: {why}.</p>' if why else "")
+    return f'<dl class="stages">{items}</dl>{_unused("Answers not used", view, of_scores=False)}{_unused("Scores not used", view, of_scores=True)}'
+
+
+def _unused(title: str, view: View, *, of_scores: bool) -> str:
+    """Each reason with how many it took, what to do, and the way to all of them."""
+    items = []
+    for unused in view.unused:
+        if (unused.state is None) != of_scores:
+            continue
+        own = words.OWN_REASONS[unused.state] if unused.state is not None else "for reasons of their own"
+        what, advice = (own, "Each says why.") if unused.kind is None else (unused.kind.words, unused.kind.advice)
+        place = {"receipt": "not_trainable"} if unused.state is None else {"training": unused.state.value}
+        shown = link(f"{words.count(unused.count)} {what}", "interactions", **place, reason=unused.kind.code.value if unused.kind else None)
+        items.append(f'<li>{shown}. <span class="muted">{escape(advice)}</span></li>')
+    return f'<h3>{title}</h3><ul class="reasons">{"".join(items)}</ul>' if items else ""
 
 
 def coverage(view: View) -> str:
@@ -128,7 +161,11 @@ def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
     """(name, what to know or do; None: its own detail says it; class of the dot)."""
     state = view.snapshot.learner
     if state.phase == "alarm" and state.paused:
-        return words.PHASES["alarm"], f"{words.sentence(state.pause_reason or 'The learner and the engine disagree')} Serving goes on; nothing is learned.", "bad"
+        return (
+            words.PHASES["alarm"],
+            f"{words.sentence(state.pause_reason or 'The learner and the engine disagree')} Serving goes on; nothing is learned.",
+            "bad",
+        )
     if state.presence == "off" and not enabled:
         return "Switched off", "Scores are kept. Start without --no-learner, or run online-sao learn, to learn from them.", "off"
     if state.presence != "alive":
@@ -176,6 +213,8 @@ def _progress(view: View) -> str:
 
 def shifts(view: View) -> str:
     """How long the policy took to follow when scores fell."""
+    if view.shifts is None:
+        return '<p class="muted">Shifts are being looked for in the scores. The first look after a start takes some seconds.</p>'
     clear = [shift for shift in view.shifts if shift.clear]
     lesser = len(view.shifts) - len(clear)
     note = (

@@ -103,6 +103,13 @@ RECEIPTS = {
     "rolled_back": "its version was rolled back",
 }
 
+OWN_REASONS = {
+    TrajectoryState.REJECTED: "in an update that a gate refused",
+    TrajectoryState.EXPIRED: "expired",
+    TrajectoryState.NOT_TRAINABLE: "not trainable",
+}
+"""Answers whose stored reason is of no known kind."""
+
 FATES = {
     TrajectoryState.PENDING: "Waiting for a score",
     TrajectoryState.READY: "Scored, and waiting for an update",
