@@ -1,6 +1,6 @@
 """The application: routes, middleware and the serving process behind them. The only importer of runtime.serving.
 
-Middleware, from the outside: RequestContext (x-request-id, the last net), Cors (if configured), Security (who may call), then the routes.
+Middleware, from the outside: RequestContext (x-request-id, the last net), Cors, Security (who may call), then the routes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 
@@ -17,6 +17,7 @@ import api.openapi
 from api.admin import alarms, control, evaluations, health, history, metrics
 from api.dashboard.mount import mount
 from api.errors import RequestContext
+from api.queries import only_known_parameters
 from api.security import Cors, Security, check_exposure
 from api.v1 import chat, feedback, interactions, models
 from online_sao import __version__
@@ -49,15 +50,16 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for admin in (control.router, alarms.router, evaluations.router, history.router):
-        app.include_router(admin, prefix="/admin")
-    for router in (chat.router, models.router, feedback.router, interactions.router):
-        app.include_router(router, prefix="/v1")
+        app.include_router(admin, prefix="/admin", dependencies=[Depends(only_known_parameters)])
+    for ours in (feedback.router, interactions.router):
+        app.include_router(ours, prefix="/v1", dependencies=[Depends(only_known_parameters)])
+    for openai in (chat.router, models.router):
+        app.include_router(openai, prefix="/v1")
     api.openapi.install(app, settings.policy.name)
     # A person who types the bare address wants to see something.
     app.add_api_route("/", lambda: RedirectResponse("/dashboard"), include_in_schema=False)
     mount(app, lambda: getattr(app.state, "backend", None))
     app.add_middleware(Security, settings=settings.server)
-    if settings.server.cors_origins:
-        app.add_middleware(Cors, origins=settings.server.cors_origins)
+    app.add_middleware(Cors, origins=settings.server.cors_origins)
     app.add_middleware(RequestContext)
     return app

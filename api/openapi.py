@@ -101,8 +101,8 @@ def _errors(method: str, path: str, operation: dict[str, Any]) -> list[str]:
     statuses = {"403", "500"}
     if path not in OPEN_PATHS:
         statuses |= {"401", "503"}
-    if operation.get("parameters") or "requestBody" in operation:
-        statuses.add("400")
+    if operation.get("parameters") or "requestBody" in operation or (path.startswith("/admin") and method == "get"):
+        statuses.add("400")  # the last for a query parameter that the route does not know
     if "requestBody" in operation:
         statuses.add("413")
     if "{" in path or (path.startswith("/admin") and method == "post"):

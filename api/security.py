@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import error_response
+from api.errors import error_object, error_response
 from online_sao.config import ServerSettings
-from online_sao.errors import AuthenticationError, ConfigurationError, ForbiddenError, OnlineSAOError
+from online_sao.errors import AuthenticationError, ConfigurationError, ForbiddenError, InvalidRequestError, OnlineSAOError
 
 OPEN_PATHS = ("/healthz", "/readyz")
 BEARER_PREFIXES = ("/v1", "/admin", "/metrics")
@@ -60,12 +61,36 @@ def check_exposure(settings: ServerSettings) -> None:
             )
 
 
+class _Preflights(CORSMiddleware):
+    """Starlette's, whose refusals have the shape of all errors here."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        origin = request_headers.get("origin", "")
+        if not self.is_allowed_origin(origin):
+            refusal = _preflight_refusal(origin)
+        else:
+            refusal = InvalidRequestError(f"{bytes(answer.body).decode()}. Pages may send GET, POST and DELETE.")
+        kept = {name: value for name, value in answer.headers.items() if name not in ("content-length", "content-type")}
+        return JSONResponse(error_object(refusal), status_code=refusal.status, headers=kept)
+
+
+def _preflight_refusal(origin: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Pages of {origin[:80]!r} may not use this server: the origin is not in server.cors_origins. Add it there and restart the server.",
+        param="origin",
+    )
+
+
 class Cors:
     """Middleware, outside of Security so that refusals can be read too: answers browsers' questions about /v1 for the configured origins."""
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
         self.app = app
-        self._cors = CORSMiddleware(
+        self._anybody = bool(origins)
+        self._cors = _Preflights(
             app,
             allow_origins=[origin.lower() for origin in origins],
             allow_methods=["GET", "POST", "DELETE"],
@@ -75,6 +100,8 @@ class Cors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         inside = scope["type"] == "http" and _is_below(scope["path"], CORS_PREFIX)
+        # Without origins nothing changes but the answer to a preflight, which then says what to set.
+        inside = inside and (self._anybody or scope["method"] == "OPTIONS")
         await (self._cors if inside else self.app)(scope, receive, send)
 
 

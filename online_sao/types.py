@@ -23,6 +23,10 @@ class TrajectoryState(StrEnum):
     NOT_TRAINABLE = "not_trainable"
 
 
+UNUSED_STATES = (TrajectoryState.EXPIRED, TrajectoryState.REJECTED, TrajectoryState.NOT_TRAINABLE)
+"""Ends in which an answer has not moved the policy."""
+
+
 class VersionState(StrEnum):
     STAGED = "staged"
     VERIFIED = "verified"

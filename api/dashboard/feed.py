@@ -10,8 +10,10 @@ from typing import Generic, TypeVar
 
 from api.dashboard.view import View, read
 from api.dependencies import Backend
+from online_sao.service.alarms import AlarmStatus
 from online_sao.service.evaluations import EvaluationStatus
 from online_sao.service.history import ShiftStatus
+from online_sao.service.interactions import Unused
 from online_sao.service.status import UpdateStatus
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,9 @@ FRESH_SECONDS = 0.9
 """Pages ask once a second; whoever asks first within this time reads for all."""
 UPDATES_SHOWN = 200
 EVALUATIONS_SHOWN = 200
+ALARMS_READ = 50
+SLOW_SECONDS = 5.0
+"""What is counted over all rows, or seldom changes, is read less often."""
 
 
 class Shared(Generic[T]):
@@ -51,11 +56,13 @@ class Feed:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._updates: tuple[UpdateStatus, ...] = ()
-        self._shifts: tuple[ShiftStatus, ...] = ()
+        self._shifts: tuple[ShiftStatus, ...] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._view: Shared[View] = Shared(self._read_view)
         self._series: Shared[tuple[UpdateStatus, ...]] = Shared(self._read_updates)
         self._samples: Shared[tuple[EvaluationStatus, ...]] = Shared(self._read_evaluations, fresh_seconds=2.0)
+        self._unused: Shared[tuple[Unused, ...]] = Shared(self._read_unused, fresh_seconds=SLOW_SECONDS)
+        self._past_alarms: Shared[tuple[AlarmStatus, ...]] = Shared(self._read_past_alarms, fresh_seconds=SLOW_SECONDS)
 
     async def view(self) -> View:
         return await self._view.get()
@@ -72,13 +79,19 @@ class Feed:
         """Shifts are looked for beside it and shown with the next view: the first time, that takes seconds."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_for_shifts())
-        return await read(self._backend, self._shifts)
+        return await read(self._backend, self._shifts, await self._unused.get(), await self._past_alarms.get())
 
     async def _look_for_shifts(self) -> None:
         try:
             self._shifts = await self._backend.history.shifts()
         except Exception:
             logger.exception("shifts could not be looked for")
+
+    async def _read_unused(self) -> tuple[Unused, ...]:
+        return await self._backend.interactions.unused()
+
+    async def _read_past_alarms(self) -> tuple[AlarmStatus, ...]:
+        return tuple(alarm for alarm in await self._backend.alarms.list(limit=ALARMS_READ) if alarm.cleared_at is not None)
 
     async def _read_updates(self) -> tuple[UpdateStatus, ...]:
         """Updates never change, so only new ones are read."""

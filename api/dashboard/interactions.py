@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from html import escape
 from typing import Any
 
@@ -10,10 +11,13 @@ from api.dashboard import words
 from api.dashboard.markup import Column, ago, clock, facts, href, link, table
 from api.dashboard.tokens import Describe, answer
 from online_sao.service.interactions import LoggedChoice, LoggedPage
+from online_sao.service.reasons import ReasonCode, advice_for, of_code
 from online_sao.service.receipts import Receipt
-from online_sao.types import InteractionStatus, TrajectoryState
+from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
 EXCERPT = 180
+FILTERS = ("text", "user", "version", "status", "receipt", "training", "reason", "find")
+"""What a list may be narrowed by, as the address names it."""
 
 
 def search_form(query: Mapping[str, str]) -> str:
@@ -23,6 +27,9 @@ def search_form(query: Mapping[str, str]) -> str:
         _field("user", "User", query),
         _field("version", "Version", query, kind="number"),
         _choice("status", "Status", query, [("", "any"), *((status.value, status.value) for status in InteractionStatus)]),
+        _choice("receipt", "Score's receipt", query, _options(ReceiptStatus)),
+        _choice("training", "Training", query, _options(TrajectoryState)),
+        _choice("reason", "Not used because", query, [("", "any"), *((code.value, of_code(code).words) for code in ReasonCode)]),
         _field("find", "Completion id", query, "chatcmpl-…"),
     )
     return (
@@ -30,6 +37,10 @@ def search_form(query: Mapping[str, str]) -> str:
         f"{''.join(fields)}"
         f'<div class="send"><button type="submit" class="btn primary" data-key="search">Search</button> {link("Clear", "interactions")}</div></form>'
     )
+
+
+def _options(states: Iterable[StrEnum]) -> list[tuple[str, str]]:
+    return [("", "any"), *((state.value, state.value.replace("_", " ")) for state in states)]
 
 
 def _field(name: str, label: str, query: Mapping[str, str], hint: str = "", kind: str = "text") -> str:
@@ -48,7 +59,7 @@ def _choice(name: str, label: str, query: Mapping[str, str], options: Sequence[t
 
 def results(page: LoggedPage, query: Mapping[str, str]) -> str:
     """One page, newest first, and the way to older ones."""
-    filters = {name: query[name] for name in ("text", "user", "version", "status", "find") if query.get(name)}
+    filters = {name: query[name] for name in FILTERS if query.get(name)}
     items = "".join(_item(choice) for choice in page.choices)
     older = ""
     if page.next_cursor is not None:
@@ -81,7 +92,7 @@ def _item(choice: LoggedChoice) -> str:
         shown = f'<span class="a muted">{escape(row.completion_id)}: its texts are not kept</span>'
     return (
         f'<li><a data-go href="{href("interactions", id=row.completion_id)}" data-key="{escape(row.completion_id)}-{row.choice}">{shown}</a>'
-        f'<span class="meta">{user}v{row.policy_version}, {escape(row.status)}, {ago(row.created_at)} {scores}</span></li>'
+        f'<span class="meta"><span>{user}v{row.policy_version}, {escape(row.status)}, {ago(row.created_at)}</span> {scores}</span></li>'
     )
 
 
@@ -140,6 +151,7 @@ def _fate(choice: LoggedChoice) -> str:
         return "<p>It is still being written.</p>"
     state = TrajectoryState(trajectory.state)
     said = words.FATES[state] + (f": {escape(words.reason(trajectory.reason))}" if trajectory.reason else "")
+    advice = advice_for(trajectory.reason) if state is not TrajectoryState.TRAINED else None
     pairs = []
     if trajectory.reward is not None:
         pairs.append(("Reward", words.number(trajectory.reward)))
@@ -150,13 +162,23 @@ def _fate(choice: LoggedChoice) -> str:
         ]
     if trajectory.masked_fraction is not None:
         pairs.append(("Tokens masked", words.percent(trajectory.masked_fraction)))
-    return f"<p>{said}.</p>" + (facts(pairs) if pairs else "")
+    help_ = f' <span class="muted">{escape(advice)}</span>' if advice else ""
+    return f"<p>{said}.{help_}</p>" + (facts(pairs) if pairs else "")
 
 
 def _scores(receipts: Sequence[Receipt]) -> str:
     if not receipts:
         return '<p class="muted">None yet. POST /v1/feedback gives one.</p>'
-    columns = (Column("Metric"), Column("Value", True), Column("Receipt"), Column("Why"), Column("Reward", True), Column("Came"), Column("Changed"))
+    columns = (
+        Column("Metric"),
+        Column("Value", True),
+        Column("Receipt"),
+        Column("Why"),
+        Column("Comment"),
+        Column("Reward", True),
+        Column("Came"),
+        Column("Changed"),
+    )
     rows = []
     for receipt in receipts:
         where = f" in version {receipt.policy_version}" if receipt.policy_version is not None else ""
@@ -165,13 +187,21 @@ def _scores(receipts: Sequence[Receipt]) -> str:
             escape(receipt.metric),
             words.number(receipt.value),
             f'<span class="pill {receipt.status}">{receipt.status.replace("_", " ")}</span>{where}{update}',
-            escape(words.reason(receipt.reason)) if receipt.reason else words.MISSING,
+            _why(receipt),
+            f'<span class="comment">{escape(receipt.comment)}</span>' if receipt.comment else words.MISSING,
             words.number(receipt.reward),
             ago(receipt.created),
             ago(receipt.updated),
         ]
         rows.append((cells, False))
     return table("Scores, oldest first", columns, rows, stack=True)
+
+
+def _why(receipt: Receipt) -> str:
+    if not receipt.reason:
+        return words.MISSING
+    advice = f'. <span class="muted">{escape(receipt.advice)}</span>' if receipt.advice else ""
+    return f"<span>{escape(words.reason(receipt.reason))}{advice}</span>"
 
 
 def _last_question(messages: Sequence[Mapping[str, Any]] | None) -> str:

@@ -40,6 +40,11 @@ def button(text: str, action: str, value: object = "", *, label: str | None = No
     )
 
 
+def notices(said: Sequence[str]) -> str:
+    """What a visitor must know of what they asked for. Escaped."""
+    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in said)
+
+
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
     return '<dl class="facts">' + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in pairs) + "</dl>"
 

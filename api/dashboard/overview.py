@@ -5,13 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from api.dashboard import words
-from api.dashboard.markup import Column, ago, button, facts, link, table
+from api.dashboard.markup import Column, ago, button, clock, facts, link, table
 from api.dashboard.view import View
 from online_sao.service.history import ShiftStatus
-from online_sao.types import TrajectoryState
+from online_sao.types import UNUSED_STATES, TrajectoryState
 
-HEARTBEAT_LATE_SECONDS = 10.0
-"""A learner writes its heartbeat every 1.5 s; this long without one, it is not running, whatever its last word was."""
 RECENT = 20
 JOURNEY = (
     "<ol class=journey><li><b>Queued</b> The score is on disk and waits until enough answers are scored.</li>"
@@ -49,6 +47,27 @@ def alarms(view: View) -> str:
     return f'<ul class="alarms" aria-label="Alarms">{"".join(items)}</ul>' if items else ""
 
 
+def past_alarms(view: View) -> str:
+    """Every alarm that is over, with its numbers, under a heading that opens."""
+    if not view.past_alarms:
+        return ""
+    items = []
+    for alarm in view.past_alarms:
+        numbers = ""
+        if alarm.value is not None and alarm.threshold is not None:
+            numbers = f" Value {words.number(alarm.value, 3)}, threshold {words.number(alarm.threshold, 3)}."
+        done = f" <b>{escape(alarm.action)}</b>" if alarm.action else ""
+        ended = f", cleared {clock(alarm.cleared_at)}" if alarm.cleared_at is not None else ""
+        items.append(
+            f'<li class="{escape(alarm.severity)}"><b>{escape(alarm.kind.replace("_", " "))}</b> {escape(alarm.message)}{numbers}{done}<br>'
+            f'{escape(alarm.advice)} <span class="muted">{escape(alarm.severity)}, raised {clock(alarm.raised_at)}{ended}</span></li>'
+        )
+    return (
+        f'<details data-key="past-alarms"><summary>Past alarms ({words.count(len(items))})</summary>'
+        f'<ul class="alarms past">{"".join(items)}</ul></details>'
+    )
+
+
 def figure(view: View) -> str:
     """The headline number: mean of the newest scores, beside the oldest ones shown."""
     scores, total = view.snapshot.scores, view.snapshot.total_scores
@@ -84,18 +103,30 @@ def figure_words(view: View) -> str:
 def stages(view: View) -> str:
     """Where answers are on their way into the policy, and where the others ended."""
     of = view.snapshot.pipeline
-    dropped = {state: of.get(state, 0) for state in (TrajectoryState.EXPIRED, TrajectoryState.REJECTED, TrajectoryState.NOT_TRAINABLE)}
     cells = (
         ("Being written", view.snapshot.generating),
         ("Awaiting a score", of.get(TrajectoryState.PENDING, 0)),
         ("Queued", of.get(TrajectoryState.READY, 0)),
         ("In an update", of.get(TrajectoryState.CLAIMED, 0)),
         ("Trained", of.get(TrajectoryState.TRAINED, 0)),
-        ("Not used", sum(dropped.values())),
+        ("Not used", sum(of.get(state, 0) for state in UNUSED_STATES)),
     )
     items = "".join(f"<div><dt>{name}</dt><dd>{words.count(number)}</dd></div>" for name, number in cells)
-    why = ", ".join(f"{words.count(number)} {state.replace('_', ' ')}" for state, number in dropped.items() if number)
-    return f'<dl class="stages">{items}</dl>' + (f'<p class="aside">Not used: {why}.</p>' if why else "")
+    return f'<dl class="stages">{items}</dl>{_unused("Answers not used", view, of_scores=False)}{_unused("Scores not used", view, of_scores=True)}'
+
+
+def _unused(title: str, view: View, *, of_scores: bool) -> str:
+    """Each reason with how many it took, what to do, and the way to all of them."""
+    items = []
+    for unused in view.unused:
+        if (unused.state is None) != of_scores:
+            continue
+        own = words.OWN_REASONS[unused.state] if unused.state is not None else "for reasons of their own"
+        what, advice = (own, "Each says why.") if unused.kind is None else (unused.kind.words, unused.kind.advice)
+        place = {"receipt": "not_trainable"} if unused.state is None else {"training": unused.state.value}
+        shown = link(f"{words.count(unused.count)} {what}", "interactions", **place, reason=unused.kind.code.value if unused.kind else None)
+        items.append(f'<li>{shown}. <span class="muted">{escape(advice)}</span></li>')
+    return f'<h3>{title}</h3><ul class="reasons">{"".join(items)}</ul>' if items else ""
 
 
 def coverage(view: View) -> str:
@@ -114,9 +145,10 @@ def learner(view: View, enabled: bool) -> str:
     state = view.snapshot.learner
     name, advice, dot = learner_words(view, enabled)
     beat = "never" if state.heartbeat_age is None else ago(view.snapshot.as_of - state.heartbeat_age)
-    pairs = [("Last sign of life", beat), ("Updates made", words.count(state.head_update)), ("Newest version", f"v{state.head_version}")]
+    last = view.snapshot.last_update
+    pairs = [("Last sign of life", beat), ("Updates made", words.count(last.number if last else 0)), ("It stands on", f"v{state.head_version}")]
     tone = ' class="alarm"' if dot == "bad" else ""
-    note = advice or state.detail
+    note = advice if advice is not None else state.detail
     aside = f'<p class="aside">{escape(note)}</p>' if note else ""
     switch = button("Resume learning", "resume", kind="primary") if state.paused else button("Pause learning", "pause")
     return (
@@ -126,22 +158,46 @@ def learner(view: View, enabled: bool) -> str:
 
 
 def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
-    """(name, what to do, class of the dot)."""
+    """(name, what to know or do; None: its own detail says it; class of the dot)."""
     state = view.snapshot.learner
-    if state.phase == "alarm":
-        return words.PHASES["alarm"], f"{state.pause_reason or 'The learner and the engine disagree.'} Serving goes on; nothing is learned.", "bad"
-    silent = state.heartbeat_age is None or state.heartbeat_age > HEARTBEAT_LATE_SECONDS
-    if silent and not enabled:
+    if state.phase == "alarm" and state.paused:
+        return (
+            words.PHASES["alarm"],
+            f"{words.sentence(state.pause_reason or 'The learner and the engine disagree')} Serving goes on; nothing is learned.",
+            "bad",
+        )
+    if state.presence == "off" and not enabled:
         return "Switched off", "Scores are kept. Start without --no-learner, or run online-sao learn, to learn from them.", "off"
-    if state.heartbeat_age is None:
-        return "Starting", None, "off"
-    if silent and state.phase != "stopped":
-        return "Not responding", "It is started again by itself; the server's log says why it ended.", "bad"
+    if state.presence != "alive":
+        return _absent(view, enabled)
     if state.paused:
-        return "Paused", f"{state.pause_reason or 'By an operator.'} Serving and scoring go on.", "off"
+        return "Paused", f"{words.sentence(state.pause_reason or 'by an operator')} Serving and scoring go on.{_under_way(view)}", "off"
     if state.phase == "waiting":
         return f"Waiting: {_ready(view)} of {view.batch_size} scored answers", None, ""
-    return words.PHASES.get(state.phase, state.phase), None, "off" if silent else ""
+    return words.PHASES.get(state.phase, state.phase), None, ""
+
+
+def _absent(view: View, enabled: bool) -> tuple[str, str | None, str]:
+    """The same, of a learner that gives no sign of life."""
+    state = view.snapshot.learner
+    paused = f" It is paused: {words.sentence(state.pause_reason)}" if state.paused and state.pause_reason else ""
+    if state.presence == "starting":
+        waits = "Its process is being started." if view.serving_version is not None else "It is started once the engine serves."
+        return "Starting", waits + paused, "off"
+    if state.presence == "silent":
+        why = "Its process is there; a busy machine may hold it up." if enabled else "It is not this server's process: its own log says more."
+        return f"No sign of life for {words.duration(state.silence)}", why + paused, "bad"
+    if state.presence == "stopped":
+        return words.PHASES["stopped"], words.sentence(state.detail or "it cannot start; the server's log says why") + paused, "bad"
+    return words.PHASES["stopped"], f"Its process has ended and is started again by itself; the server's log says why it ended.{paused}", "bad"
+
+
+def _under_way(view: View) -> str:
+    """What a paused learner still finishes."""
+    state = view.snapshot.learner
+    if state.phase not in ("pretraining", "updating", "publishing"):
+        return ""
+    return f" {words.PHASES[state.phase]} is still under way" + (f": {words.sentence(state.detail)}" if state.detail else ".")
 
 
 def _ready(view: View) -> int:
@@ -157,6 +213,8 @@ def _progress(view: View) -> str:
 
 def shifts(view: View) -> str:
     """How long the policy took to follow when scores fell."""
+    if view.shifts is None:
+        return '<p class="muted">Shifts are being looked for in the scores. The first look after a start takes some seconds.</p>'
     clear = [shift for shift in view.shifts if shift.clear]
     lesser = len(view.shifts) - len(clear)
     note = (

@@ -15,13 +15,14 @@ from nicegui.events import GenericEventArguments
 from api.dashboard import overview, theme
 from api.dashboard.dialogs import PauseDialog, RollbackDialog
 from api.dashboard.feed import Feed
+from api.dashboard.markup import notices
+from api.dashboard.places import TITLES, understood
 from api.dashboard.tabs import InteractionsTab, LearningTab, OverviewTab, PlaygroundTab, Tab, VersionsTab
 from api.dependencies import Backend
 from online_sao.errors import OnlineSAOError
 
 logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
-TITLES = {"overview": "Overview", "learning": "Learning", "versions": "Versions", "interactions": "Interactions", "playground": "Playground"}
 
 BackendProvider = Callable[[], Backend | None]
 """The running server, or None while it starts."""
@@ -35,7 +36,7 @@ class DashboardPage:
     def __init__(self, backend: BackendProvider, feed: FeedProvider, query: Mapping[str, str]) -> None:
         self._backend = backend
         self._feed = feed
-        self._query = _place(query)
+        self._query, self._ignored = understood(query)
 
     def build(self) -> None:
         ui.colors(primary=theme.ACCENT)
@@ -47,6 +48,7 @@ class DashboardPage:
             self._head()
             self._nav = ui.html("", sanitize=False, tag="nav").props('aria-label="Sections"')
             with ui.element("main").props("id=content tabindex=-1"):
+                self._notices = _html("notices").props("aria-live=polite")
                 self._alarms = _html()
                 self._tabs: dict[str, Tab] = {
                     "overview": OverviewTab(),
@@ -80,7 +82,7 @@ class DashboardPage:
     async def _go(self, event: GenericEventArguments) -> None:
         """The address has changed; so does what is shown."""
         address = event.args if isinstance(event.args, str) else ""
-        self._query = _place(dict(parse_qsl(address.lstrip("?"))))
+        self._query, self._ignored = understood(dict(parse_qsl(address.lstrip("?"))))
         self._show_place()
         await self._refresh()
 
@@ -94,6 +96,7 @@ class DashboardPage:
         for name, place in self._places.items():
             place.set_visibility(name == current)
         self._tabs[current].go(self._query)
+        self._notices.set_content(notices(self._ignored))
         ui.page_title(f"{TITLES[current]} · Online SAO")
 
     async def _do(self, event: GenericEventArguments) -> None:
@@ -121,18 +124,14 @@ class DashboardPage:
             view = await self._feed(backend).view()
             self._serving.set_content(overview.serving(view, backend.settings.policy.name))
             self._chip.set_content(overview.alarm_chip(view))
-            self._alarms.set_content(overview.alarms(view) if self._query["tab"] == "overview" else "")
-            await self._tabs[self._query["tab"]].refresh(backend, self._feed(backend), view)
+            self._alarms.set_content(overview.alarms(view) + overview.past_alarms(view) if self._query["tab"] == "overview" else "")
+            tab = self._tabs[self._query["tab"]]
+            await tab.refresh(backend, self._feed(backend), view)
+            self._notices.set_content(notices((*self._ignored, *tab.notices())))
             self._age.set_content(f'<span id="sao-age" data-stamp="{view.snapshot.as_of}" data-age="0"></span>')
         except Exception:
             # The page stays, and its numbers grow old in plain sight; the next second tries again.
             logger.exception("the dashboard could not read the server's state")
-
-
-def _place(query: Mapping[str, str]) -> dict[str, str]:
-    """A place that exists: an unknown tab is the first."""
-    tab = query.get("tab", "overview")
-    return {**query, "tab": tab if tab in TITLES else "overview"}
 
 
 def _html(classes: str = "") -> Html:

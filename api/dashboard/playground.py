@@ -196,4 +196,5 @@ def receipt_words(receipt: Receipt) -> str:
         return f"live in version {receipt.policy_version}"
     if receipt.status is ReceiptStatus.TRAINED:
         text = f"used in update {receipt.update}; version {receipt.policy_version} is not serving yet"
-    return f"{text} ({reason(receipt.reason)})" if receipt.reason else text
+    why = f"{text} ({reason(receipt.reason)})" if receipt.reason else text
+    return f"{why}. {receipt.advice}" if receipt.advice else why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nicegui import ui
@@ -18,10 +18,12 @@ from api.dashboard.version_chart import version_chart, version_chart_words
 from api.dashboard.view import View
 from api.dependencies import Backend
 from online_sao.errors import OnlineSAOError
-from online_sao.service.evaluations import EvaluationStatus
-from online_sao.types import InteractionStatus
+from online_sao.service.reasons import ReasonCode
+from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
 RESULTS = 20
+SEARCHES = ("text", "receipt", "training", "reason", "after")
+"""What costs too much to be looked for every second."""
 
 
 class Tab(Protocol):
@@ -34,8 +36,21 @@ class Tab(Protocol):
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         """Once a second while it is the one that is seen."""
 
+    def notices(self) -> Sequence[str]:
+        """What of the place that was asked for could not be shown, and why; after a refresh."""
 
-class OverviewTab:
+
+class PlainTab:
+    """What a tab without places of its own is."""
+
+    def go(self, query: Mapping[str, str]) -> None:
+        pass
+
+    def notices(self) -> Sequence[str]:
+        return ()
+
+
+class OverviewTab(PlainTab):
     def build(self) -> None:
         self._charted: object = None
         with section("score", "Score over time"):
@@ -51,9 +66,6 @@ class OverviewTab:
             self._means = chart(version_chart([], (0.0, 1.0)))
         with section("shifts", "Adaptation: how fast the policy follows"):
             self._shifts = scroll("Shifts")
-
-    def go(self, query: Mapping[str, str]) -> None:
-        pass
 
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         self._figure.set_content(overview.figure(view))
@@ -71,7 +83,7 @@ class OverviewTab:
             redraw(self._means, version_chart(snapshot.versions, view.score_range), version_chart_words(snapshot.versions))
 
 
-class LearningTab:
+class LearningTab(PlainTab):
     def build(self) -> None:
         with section("update", "Last update"):
             self._outcome = html()
@@ -82,9 +94,6 @@ class LearningTab:
         with section("metrics", "Every metric, update by update"):
             self._metrics = html()
 
-    def go(self, query: Mapping[str, str]) -> None:
-        pass
-
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         self._outcome.set_content(learning.outcome(view))
         self._ratios.set_content(learning.ratios(view))
@@ -94,7 +103,8 @@ class LearningTab:
 
 class VersionsTab:
     def build(self) -> None:
-        self._sides: dict[str, str] = {}
+        self._query: Mapping[str, str] = {}
+        self._notices: Sequence[str] = ()
         with section("versions", "Versions of the policy"):
             self._versions = scroll("Versions, newest first")
         with section("compare", "Before and after, on fixed prompts"):
@@ -104,20 +114,20 @@ class VersionsTab:
             self._rollbacks = scroll("Rollbacks, newest first")
 
     def go(self, query: Mapping[str, str]) -> None:
-        self._sides = {side: query[side] for side in ("left", "right") if side in query}
+        self._query, self._notices = query, ()
 
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         evaluations = await feed.evaluations()
-        self._versions.set_content(versions.versions(view, await feed.updates(), evaluations))
+        before = int(self._query["before"]) if "before" in self._query else None
+        self._versions.set_content(versions.versions(view, await feed.updates(), evaluations, before, self._query))
         self._rollbacks.set_content(versions.rollbacks(view))
-        left, right = self._pick(evaluations, "left", -1), self._pick(evaluations, "right", 0)
-        self._choice.set_content(versions.choice(evaluations, left, right))
-        self._compared.set_content(versions.comparison(left, right))
+        pair = versions.picked(evaluations, self._query)
+        self._notices = pair.ignored
+        self._choice.set_content(versions.choice(evaluations, pair))
+        self._compared.set_content(versions.comparison(pair))
 
-    def _pick(self, evaluations: tuple[EvaluationStatus, ...], side: str, otherwise: int) -> EvaluationStatus | None:
-        """The version the address names; else the oldest on the left and the newest on the right."""
-        named = next((found for found in evaluations if str(found.policy_version) == self._sides.get(side)), None)
-        return named or (evaluations[otherwise] if evaluations else None)
+    def notices(self) -> Sequence[str]:
+        return self._notices
 
 
 class InteractionsTab:
@@ -137,10 +147,13 @@ class InteractionsTab:
         self._detail.set_visibility(single)
         self._form.set_content("" if single else interactions.search_form(query))
 
+    def notices(self) -> Sequence[str]:
+        return ()
+
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         if "id" in self._query:
             await self._show_one(backend)
-        elif self._searched is None or not (self._query.get("text") or self._query.get("after")):
+        elif self._searched is None or not any(self._query.get(name) for name in SEARCHES):
             # The newest are kept up to date; a search, or an older page, stays as it was asked for.
             self._searched = True
             await self._show_list(backend)
@@ -155,15 +168,18 @@ class InteractionsTab:
             self._detail.set_content(interactions.missing(error.message, back))
 
     async def _show_list(self, backend: Backend) -> None:
-        query, status = self._query, self._query.get("status", "")
-        version = query.get("version", "")
+        query = self._query
+        version, status, receipt, training, reason = (query.get(name) for name in ("version", "status", "receipt", "training", "reason"))
         try:
             page = await backend.interactions.page(
                 limit=RESULTS,
                 after=query.get("after") or None,
                 user=query.get("user") or None,
-                status=InteractionStatus(status) if status in list(InteractionStatus) else None,
-                policy_version=int(version) if version.isdecimal() and len(version) < 10 else None,
+                status=InteractionStatus(status) if status else None,
+                policy_version=int(version) if version else None,
+                receipt=ReceiptStatus(receipt) if receipt else None,
+                trajectory=TrajectoryState(training) if training else None,
+                reason=ReasonCode(reason) if reason else None,
                 completion_id=query.get("find") or None,
                 text=query.get("text") or None,
             )
@@ -172,7 +188,7 @@ class InteractionsTab:
             self._list.set_content(interactions.missing(error.message, href("interactions")))
 
 
-class PlaygroundTab:
+class PlaygroundTab(PlainTab):
     def __init__(self, backend: Callable[[], Backend | None]) -> None:
         self._playground = Playground(backend)
 
@@ -182,9 +198,6 @@ class PlaygroundTab:
         with section("beside", "What becomes of a score"):
             ui.html(overview.JOURNEY, sanitize=False)
             self._learner = html()
-
-    def go(self, query: Mapping[str, str]) -> None:
-        pass
 
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         self._learner.set_content(overview.learner(view, backend.settings.learning.enabled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from api.dashboard import words
@@ -24,15 +25,29 @@ _COLUMNS = (
     Column("Made", True),
     Column(""),
 )
+VERSIONS_A_PAGE = 10
+"""Few enough that what stands below the list is in reach on a phone."""
+EVALUATED_NAMED = 20
+"""Versions that a notice lists at most."""
 
 
-def versions(view: View, updates: Sequence[UpdateStatus], evaluations: Sequence[EvaluationStatus]) -> str:
-    """Every version: where it stands, what its own answers were worth, how far it is from the base, and the way back to it."""
+def versions(
+    view: View,
+    updates: Sequence[UpdateStatus],
+    evaluations: Sequence[EvaluationStatus],
+    before: int | None = None,
+    query: Mapping[str, str] | None = None,
+) -> str:
+    """A page of versions, newest first, and the one that serves in any case: where each stands, what its own answers were worth, how far it is from
+    the base, and the way back to it. ``before``: only versions older than that. ``query``: the place, whose other parts stay."""
     lineage = view.lineage()
     distance = {update.policy_version: update.metrics.get("policy/kl_base") for update in updates if update.policy_version is not None}
     evaluated = {evaluation.policy_version: evaluation for evaluation in evaluations}
+    listed = [version for version in view.snapshot.versions if before is None or version.version < before]
+    shown = listed[:VERSIONS_A_PAGE]
+    serving = [v for v in view.snapshot.versions if v.state is VersionState.ACTIVE and v not in shown]
     rows = []
-    for version in view.snapshot.versions:
+    for version in (*serving, *shown):
         found = evaluated.get(version.version)
         cells = [
             f"<b>v{version.version}</b>",
@@ -47,7 +62,12 @@ def versions(view: View, updates: Sequence[UpdateStatus], evaluations: Sequence[
             button("Roll back", "rollback", version.version, label=f"Roll back to version {version.version}") if view.can_return_to(version) else "",
         ]
         rows.append((cells, version.state is VersionState.ACTIVE))
-    return table("Versions, newest first", _COLUMNS, rows, stack=True)
+    place = {name: value for name, value in (query or {}).items() if name in ("left", "right")}
+    newest = link("Newest", "versions", **place) if before is not None else ""
+    older = link("Older versions", "versions", **place, before=shown[-1].version) if len(listed) > len(shown) else ""
+    if not older and (not shown or shown[-1].version > 0):
+        newest += '<span class="muted">Still older ones are listed by GET /admin/policies.</span>'
+    return table("Versions, newest first", _COLUMNS, rows, stack=True) + (f'<p class="pager">{newest}{older}</p>' if newest or older else "")
 
 
 def _state(version: VersionStatus, lineage: set[int]) -> str:
@@ -91,11 +111,38 @@ def rollbacks(view: View) -> str:
     return table("Rollbacks, newest first", columns, rows, stack=True)
 
 
-def choice(evaluations: Sequence[EvaluationStatus], left: EvaluationStatus | None, right: EvaluationStatus | None) -> str:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The evaluations that are compared; None where there is none. ``ignored``: which wishes of the address could not be met, and why."""
+
+    left: EvaluationStatus | None
+    right: EvaluationStatus | None
+    ignored: tuple[str, ...] = ()
+
+
+def picked(evaluations: Sequence[EvaluationStatus], query: Mapping[str, str]) -> Pair:
+    """The versions that ``query`` names as left and right; else the base, or the oldest that has been evaluated, and the newest. ``evaluations``:
+    newest version first."""
+    by_version = {str(found.policy_version): found for found in evaluations}
+    newest = " (the newest)" if len(by_version) > EVALUATED_NAMED else ""
+    ignored = []
+    for side in ("left", "right"):
+        wanted = query.get(side)
+        if wanted is not None and str(int(wanted)) not in by_version:
+            known = ", ".join(reversed(list(by_version)[:EVALUATED_NAMED])) or "none yet"
+            ignored.append(f"{side}={wanted} in the address was ignored: version {wanted} has not been evaluated. Evaluated are{newest}: {known}.")
+    named = {side: by_version.get(str(int(query[side]))) for side in ("left", "right") if side in query}
+    right = named.get("right") or (evaluations[0] if evaluations else None)
+    others = [found for found in evaluations if found is not right]
+    left = named.get("left") or (others[-1] if others else None)
+    return Pair(left, right, tuple(ignored))
+
+
+def choice(evaluations: Sequence[EvaluationStatus], pair: Pair) -> str:
     """Which two versions are compared. The page's script makes a choice a place on the page."""
-    if left is None or right is None:
+    if pair.left is None or pair.right is None:
         return ""
-    return _select("left", "Before", evaluations, left) + _select("right", "After", evaluations, right)
+    return _select("left", "Before", evaluations, pair.left) + _select("right", "After", evaluations, pair.right)
 
 
 def _select(name: str, label: str, evaluations: Sequence[EvaluationStatus], chosen: EvaluationStatus) -> str:
@@ -104,18 +151,29 @@ def _select(name: str, label: str, evaluations: Sequence[EvaluationStatus], chos
     return f'<label><span>{label}</span><select data-param="{name}" data-key="compare-{name}">{options}</select></label>'
 
 
-def comparison(left: EvaluationStatus | None, right: EvaluationStatus | None) -> str:
+def comparison(pair: Pair) -> str:
     """What two versions say to the same fixed prompts, side by side, under how able each still is."""
-    if left is None or right is None:
+    left, right = pair.left, pair.right
+    if right is None:
         return (
             '<p class="muted">Nothing to compare yet. Shortly after it starts serving, each version answers a few fixed prompts; its answers, and '
             "how well it predicts a fixed text, are kept here.</p>"
         )
+    if left is None:
+        said = "".join(_answers(sample.prompt, [{sample.prompt: sample.text}], [right.policy_version]) for sample in right.samples)
+        return (
+            f'<p class="muted">Only version {right.policy_version} has been evaluated so far; a second one is compared with it here.</p>'
+            f'<div class="compare">{_side(right)}{said}</div>'
+        )
     answers = [{sample.prompt: sample.text for sample in side.samples} for side in (left, right)]
     prompts = list(dict.fromkeys(sample.prompt for side in (left, right) for sample in side.samples))
-    head = "".join(f'<div class="able"><b>v{side.policy_version}</b>{_able(side)}</div>' for side in (left, right))
+    head = "".join(map(_side, (left, right)))
     body = "".join(_answers(prompt, answers, (left.policy_version, right.policy_version)) for prompt in prompts)
     return f'<div class="compare">{head}{body}</div>'
+
+
+def _side(side: EvaluationStatus) -> str:
+    return f'<div class="able"><b>v{side.policy_version}</b>{_able(side)}</div>'
 
 
 def _able(side: EvaluationStatus) -> str:
@@ -127,7 +185,7 @@ def _able(side: EvaluationStatus) -> str:
     return f' <span class="muted">{", ".join(parts)}</span>'
 
 
-def _answers(prompt: str, answers: Sequence[Mapping[str, str]], versions: tuple[int, int]) -> str:
+def _answers(prompt: str, answers: Sequence[Mapping[str, str]], versions: Sequence[int]) -> str:
     cells = "".join(
         f'<div class="said"><span class="hidden">Version {version}: </span>{escape((side.get(prompt) or "").strip() or "–")}</div>'
         for side, version in zip(answers, versions, strict=True)

@@ -9,8 +9,10 @@ from api.dependencies import Backend
 from online_sao.algorithm.recipes import recipe
 from online_sao.config import Settings
 from online_sao.inference.engine import EngineLoad
+from online_sao.service.alarms import AlarmStatus
 from online_sao.service.control import RollbackStatus
 from online_sao.service.history import ShiftStatus
+from online_sao.service.interactions import Unused
 from online_sao.service.status import StatusSnapshot, VersionStatus
 from online_sao.types import VersionState
 
@@ -21,15 +23,18 @@ VERSIONS_SHOWN = 100
 @dataclass(frozen=True, slots=True)
 class View:
     """The database's state, and the engine's: version being sampled from (None: not serving yet) and how busy it is. ``batch_size``: scored answers
-    that the next update waits for. ``score_range``: lowest and highest score."""
+    that the next update waits for. ``score_range``: lowest and highest score. ``shifts``: None until they have been looked for. ``unused``: why
+    answers and scores were not used. ``past_alarms``: those that are cleared, newest first."""
 
     snapshot: StatusSnapshot
     serving_version: int | None
     load: EngineLoad
-    shifts: Sequence[ShiftStatus] = ()
+    shifts: Sequence[ShiftStatus] | None = ()
     rollbacks: Sequence[RollbackStatus] = ()
     batch_size: int = 8
     score_range: tuple[float, float] = (0.0, 1.0)
+    unused: Sequence[Unused] = ()
+    past_alarms: Sequence[AlarmStatus] = ()
 
     def age(self, at: float) -> float:
         """Seconds from ``at`` (Unix) to the moment the numbers were read."""
@@ -55,8 +60,10 @@ def batch_size(settings: Settings) -> int:
     return settings.learning.batch_size or recipe("sao", settings.learning.preset).batch_size
 
 
-async def read(backend: Backend, shifts: Sequence[ShiftStatus]) -> View:
-    """Everything that is shown; ``shifts`` are those found last."""
+async def read(
+    backend: Backend, shifts: Sequence[ShiftStatus] | None, unused: Sequence[Unused] = (), past_alarms: Sequence[AlarmStatus] = ()
+) -> View:
+    """Everything that is shown; ``shifts``, ``unused`` and ``past_alarms`` are those found last."""
     engine, settings = backend.engine, backend.settings
     return View(
         snapshot=await backend.status.snapshot(scores=SCORES_SHOWN, versions=VERSIONS_SHOWN),
@@ -66,4 +73,6 @@ async def read(backend: Backend, shifts: Sequence[ShiftStatus]) -> View:
         rollbacks=await backend.control.rollbacks(),
         batch_size=batch_size(settings),
         score_range=(settings.reward.score_min, settings.reward.score_max),
+        unused=unused,
+        past_alarms=past_alarms,
     )

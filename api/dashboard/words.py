@@ -29,6 +29,12 @@ def reason(text: str | None) -> str:
     return "" if not text else text if " " in text else text.replace("_", " ")
 
 
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop, whoever wrote it."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """Fixed digits, so that columns align; a real minus sign; very small and very large ones in powers of ten; thousands apart."""
     if value is None:
@@ -96,6 +102,13 @@ RECEIPTS = {
     "rejected": "the update was rejected",
     "rolled_back": "its version was rolled back",
 }
+
+OWN_REASONS = {
+    TrajectoryState.REJECTED: "in an update that a gate refused",
+    TrajectoryState.EXPIRED: "expired",
+    TrajectoryState.NOT_TRAINABLE: "not trainable",
+}
+"""Answers whose stored reason is of no known kind."""
 
 FATES = {
     TrajectoryState.PENDING: "Waiting for a score",

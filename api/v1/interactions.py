@@ -12,7 +12,8 @@ from api.dependencies import BackendDependency
 from api.v1.feedback import receipt_object
 from api.v1.responses import Interaction, InteractionDeleted, InteractionPage
 from online_sao.service.interactions import LoggedChoice
-from online_sao.types import InteractionStatus
+from online_sao.service.reasons import ReasonCode, advice_for
+from online_sao.types import UNUSED_STATES, InteractionStatus, ReceiptStatus, TrajectoryState
 
 router = APIRouter()
 
@@ -28,12 +29,26 @@ async def list_interactions(
     policy_version: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
     since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
     text: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    receipt: ReceiptStatus | None = None,
+    trajectory: TrajectoryState | None = None,
+    reason: ReasonCode | None = None,
 ) -> JSONResponse:
-    """Logged choices, newest first, without their tokens. ``after``: the ``next_cursor`` of the page before."""
+    """Logged choices, newest first, without their tokens. ``after``: the ``next_cursor`` of the page before. ``receipt``: with a score whose receipt
+    has that status."""
     for given in (after, user, model, text):
         check_text(given or "")
     page = await backend.interactions.page(
-        limit=limit, after=after, user=user, model=model, status=status, policy_version=policy_version, since=since, text=text
+        limit=limit,
+        after=after,
+        user=user,
+        model=model,
+        status=status,
+        policy_version=policy_version,
+        since=since,
+        text=text,
+        receipt=receipt,
+        trajectory=trajectory,
+        reason=reason,
     )
     data = [_choice(choice) for choice in page.choices]
     return JSONResponse({"object": "list", "data": data, "has_more": page.next_cursor is not None, "next_cursor": page.next_cursor})
@@ -56,11 +71,17 @@ async def delete_interaction(backend: BackendDependency, completion_id: str) -> 
 
 
 @router.delete("/interactions", responses={200: {"model": InteractionDeleted}})
-async def delete_interactions(backend: BackendDependency, user: Annotated[str, Query(max_length=256)]) -> JSONResponse:
-    """Erase everything logged under one ``user``; the empty name is a name too."""
+async def delete_interactions(backend: BackendDependency, user: Annotated[str, Query(min_length=1, max_length=256)]) -> JSONResponse:
+    """Erase everything logged under one ``user``. Where nothing is, ``deleted`` is false and ``message`` says so."""
     check_text(user)
     erased = await backend.erasure.erase_user(user)
-    return JSONResponse({"user": user, "object": "interaction.deleted", "deleted": erased > 0, "choices": erased})
+    answer = {"user": user, "object": "interaction.deleted", "deleted": erased > 0, "choices": erased}
+    if not erased:
+        answer["message"] = (
+            f"Nothing was erased: nothing with content is logged under the user {user!r}. Names must be equal to the letter; "
+            "GET /v1/interactions shows them, and DELETE /v1/interactions/{completion_id} erases one completion."
+        )
+    return JSONResponse(answer)
 
 
 def _choice(logged: LoggedChoice) -> dict[str, Any]:
@@ -91,6 +112,7 @@ def _choice(logged: LoggedChoice) -> dict[str, Any]:
         else {
             "state": trajectory.state,
             "reason": trajectory.reason,
+            "advice": advice_for(trajectory.reason) if trajectory.state in UNUSED_STATES else None,
             "reward": trajectory.reward,
             "update": trajectory.update_number,
             "policy_lag": trajectory.policy_lag,

@@ -108,11 +108,14 @@ class FeedbackReceipt(BaseModel):
     masked_fraction: float | None = Field(...)
     created: float
     updated: float
+    advice: str | None = Field(...)
+    comment: str | None = Field(...)
 
 
 class TrajectoryNote(BaseModel):
     state: str
     reason: str | None = Field(...)
+    advice: str | None = Field(...)
     reward: float | None = Field(...)
     update: int | None = Field(...)
     policy_lag: int | None = Field(...)
@@ -173,6 +176,7 @@ class InteractionDeleted(BaseModel):
     object: Literal["interaction.deleted"]
     deleted: bool
     choices: int
+    message: str | None = None
 
 
 EVENT_STREAM: dict[str, Any] = {

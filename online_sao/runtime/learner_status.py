@@ -31,14 +31,17 @@ class LearnerStatus:
         self._owner = owner
         self._phase: Phase = "starting"
         self._detail: str | None = None
+        self._epoch: int | None = None
         self._changed = asyncio.Event()
         self._renewed = time.monotonic()
 
-    def set(self, phase: Phase, detail: str | None = None) -> None:
-        """Shown at once."""
+    def set(self, phase: Phase, detail: str | None = None, lineage_epoch: int | None = None) -> None:
+        """Shown at once. ``lineage_epoch``: the one that the work belongs to. Where a rollback begins another meanwhile, the work will be thrown
+        away, and that is told in the place of ``detail``."""
         if (phase, detail) != (self._phase, self._detail):
             self._phase, self._detail = phase, detail
             self._changed.set()
+        self._epoch = lineage_epoch
 
     async def beat(self) -> None:
         """Raises LeaseLostError when another process has become the learner. A disk that cannot be written silences it, and does not end it: an
@@ -61,7 +64,11 @@ class LearnerStatus:
     async def _tell(self) -> None:
         now = time.time()
         async with self._database.write() as session:
-            await learner.heartbeat(session, phase=self._phase, detail=self._detail, pid=os.getpid(), now=now)
+            row = await learner.get(session)
+            detail = self._detail
+            if self._epoch not in (None, row.lineage_epoch):
+                detail = f"the update under way will be discarded: rolled back to version {row.head_version}"
+            await learner.heartbeat(session, phase=self._phase, detail=detail, pid=os.getpid(), now=now)
             if time.monotonic() - self._renewed >= leases.RENEW_SECONDS:
                 await leases.renew(session, "learner", self._owner, now)
                 self._renewed = time.monotonic()

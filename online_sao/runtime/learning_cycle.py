@@ -139,7 +139,7 @@ class LearningCycle:
 
     async def _learn(self, batch: ClaimedBatch) -> None:
         doing = f"{len(batch.trajectories)} trajectories on version {batch.head.version}"
-        self._status.set("updating", doing)
+        self._status.set("updating", doing, batch.head.lineage_epoch)
         before = await self._compute.run(self._learner.snapshot)
         started_at = time.time()
         try:
@@ -152,7 +152,7 @@ class LearningCycle:
         if refusal is not None:
             await self._refuse(candidate, refusal)
             return
-        self._status.set("publishing", doing)
+        self._status.set("publishing", doing, batch.head.lineage_epoch)
         try:
             await self._commit(candidate)
         except LeaseLostError as error:

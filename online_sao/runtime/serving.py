@@ -42,6 +42,7 @@ from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
+from online_sao.service.learner_watch import LearnerWatch
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
@@ -67,12 +68,14 @@ class Serving:
         self.feedback = FeedbackService(self.database, settings)
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database)
-        self.status = StatusService(self.database)
         self.history = HistoryService(self.database, settings.reward)
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        process = self._supervisor.process if self._supervisor is not None else lambda: None
+        watch = LearnerWatch(process, settings.alarms.learner_silent_seconds)
+        self.status = StatusService(self.database, watch=watch)
         self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
-        self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner)
-        self.alarms = AlarmService(self.database, settings, self.control.rollback)
+        self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner, watch=watch)
+        self.alarms = AlarmService(self.database, settings, self.control.rollback, watch=watch)
         self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
         self._chat: ChatService | None = None

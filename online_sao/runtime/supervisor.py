@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from online_sao.service.learner_watch import LearnerProcess
+
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY_SECONDS = 1.0
@@ -37,7 +39,7 @@ class Supervisor:
         self._environment = dict(environment)
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0.0
+        self._started_at: float | None = None
         self._delay = FIRST_DELAY_SECONDS
         self._next_start = 0.0
         self._stopping = False
@@ -48,6 +50,10 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def process(self) -> LearnerProcess:
+        """Whether there is one, and since when."""
+        return LearnerProcess(self._started_at, self.pid is not None, self.gave_up)
 
     async def poll(self) -> None:
         """Start the child where there is none and its delay is over; notice one that has ended."""
@@ -67,7 +73,7 @@ class Supervisor:
                 )
                 return
             self.restarts += 1
-            if now - self._started_at >= HEALTHY_SECONDS:
+            if self._started_at is not None and now - self._started_at >= HEALTHY_SECONDS:
                 self._delay = FIRST_DELAY_SECONDS
             logger.warning("the learner ended (%s); starting it again in %.1f s", _how(code), self._delay)
             self._next_start = now + self._delay

@@ -15,9 +15,10 @@ from online_sao.config import Settings
 from online_sao.errors import OnlineSAOError
 from online_sao.service.alarm_conditions import KINDS, Finding, Kind, judge
 from online_sao.service.alarm_measurements import measure
+from online_sao.service.learner_watch import LearnerWatch
 from online_sao.storage.repositories import alarms
 from online_sao.storage.session import Database
-from online_sao.storage.tables import AlarmRow, LearnerRow
+from online_sao.storage.tables import AlarmRow
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class Rollback(Protocol):
 
 
 class AlarmService:
-    """``check`` every few seconds in the serving process. ``clock`` returns Unix seconds, ``monotonic`` seconds that never jump.
+    """``check`` every few seconds in the serving process. ``clock`` returns Unix seconds.
 
-    ``rollback``: what alarms.auto_rollback does.
+    ``rollback``: what alarms.auto_rollback does. ``watch``: what this server has seen of the learner.
     """
 
     def __init__(
@@ -56,15 +57,13 @@ class AlarmService:
         settings: Settings,
         rollback: Rollback,
         clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        watch: LearnerWatch | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
         self._rollback = rollback
         self._clock = clock
-        self._monotonic = monotonic
-        self._sign: tuple[float | None, float] = (None, monotonic())
-        """The learner's newest heartbeat, and when (monotonic) it was first seen."""
+        self._watch = watch or LearnerWatch(clock=clock)
         self._findings: Mapping[Kind, Finding | None] = {}
 
     @property
@@ -82,7 +81,7 @@ class AlarmService:
         async with self._database.read() as session:
             measured, learner = await measure(session, self._settings.alarms, self._settings.storage.data_dir)
             open_kinds = {row.kind for row in await alarms.open_alarms(session)}
-        measured = replace(measured, learner_silence=self._silence(learner) if self._settings.learning.enabled else None)
+        measured = replace(measured, learner_silence=self._watch.overdue_silence(learner) if self._settings.learning.enabled else None)
         verdicts = judge(measured, self._settings.alarms)
         self._findings = {**self._findings, **verdicts}
         for kind, finding in verdicts.items():
@@ -90,13 +89,6 @@ class AlarmService:
                 await self._raise(kind, finding)
             elif finding is None and kind in open_kinds:
                 await self._clear(kind)
-
-    def _silence(self, learner: LearnerRow) -> float:
-        """Seconds since the heartbeat last changed. Its own time is not compared with ours: a wall clock that jumps would raise a false alarm."""
-        seen, since = self._sign
-        if learner.heartbeat_at != seen:
-            seen, since = self._sign = (learner.heartbeat_at, self._monotonic())
-        return self._monotonic() - since
 
     async def _raise(self, kind: Kind, finding: Finding) -> None:
         log = logger.critical if finding.severity == "critical" else logger.warning

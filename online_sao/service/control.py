@@ -16,6 +16,7 @@ from typing import Literal
 from online_sao.errors import ConflictError, InvalidRequestError, NotFoundError, PolicyStoreError
 from online_sao.publishing import rollback
 from online_sao.publishing.policy_store import verify
+from online_sao.service.learner_watch import LearnerWatch
 from online_sao.service.policy_diff import PolicyDiff, compare
 from online_sao.service.status import LearnerStatus, VersionStatus, learner_status, version_statuses
 from online_sao.storage.repositories import learner, policies
@@ -62,7 +63,7 @@ class PolicyDetail:
 
 class ControlService:
     """``store``: the policy store's folder, for checking files before a rollback. ``clock`` returns Unix seconds. ``wake`` is called after whatever
-    may let a learner that has given up work again."""
+    may let a learner that has given up work again. ``watch``: what this server has seen of the learner."""
 
     def __init__(
         self,
@@ -71,30 +72,32 @@ class ControlService:
         clock: Callable[[], float] = time.time,
         *,
         wake: Callable[[], None] = lambda: None,
+        watch: LearnerWatch | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._store = store
         self._wake = wake
+        self._watch = watch or LearnerWatch(clock=clock)
 
     async def pause_learner(self, reason: str | None = None) -> LearnerStatus:
         """No batch is claimed from now on; an update under way is finished and published. Serving and scoring go on. Pausing twice is no error."""
         reason = _checked_reason(reason) or "paused by the operator"
         async with self._database.write() as session:
             await learner.pause(session, reason)
-            return learner_status(await learner.get(session), self._clock())
+            return learner_status(await learner.get(session), self._clock(), self._watch)
 
     async def resume_learner(self) -> LearnerStatus:
         """Claiming goes on. After a failed self-check the learner checks again first, and stops again if nothing has changed."""
         async with self._database.write() as session:
             await learner.resume(session)
-            status = learner_status(await learner.get(session), self._clock())
+            status = learner_status(await learner.get(session), self._clock(), self._watch)
         self._wake()
         return status
 
     async def learner(self) -> LearnerStatus:
         async with self._database.read() as session:
-            return learner_status(await learner.get(session), self._clock())
+            return learner_status(await learner.get(session), self._clock(), self._watch)
 
     async def rollback(self, version: int, *, resume: bool = False, reason: str | None = None) -> PolicyDetail:
         """Go back (or forward again) to a version that has served before. The learner stands on it from now on, paused unless ``resume``; the engine

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from online_sao.errors import CompletionNotFoundError
+from online_sao.service.reasons import Reason, ReasonCode, kind_of, of_code
 from online_sao.service.receipts import Receipt, receipts_of
-from online_sao.storage.repositories import feedback, interactions, trajectories
+from online_sao.storage.repositories import feedback, interactions, outcomes, trajectories
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
-from online_sao.types import InteractionStatus
+from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,16 @@ class LoggedPage:
     next_cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """``count`` answers that ended in ``state`` for a reason of ``kind`` (None: words of their own, such as a gate's); ``state`` None: scores
+    instead, that could not count when they came."""
+
+    state: TrajectoryState | None
+    kind: Reason | None
+    count: int
+
+
 class InteractionService:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -46,9 +58,20 @@ class InteractionService:
         since: float | None = None,
         completion_id: str | None = None,
         text: str | None = None,
+        receipt: ReceiptStatus | None = None,
+        trajectory: TrajectoryState | None = None,
+        reason: ReasonCode | None = None,
     ) -> LoggedPage:
         """Choices that match every filter given, in one consistent read. A page of a ``text`` search may hold fewer than ``limit`` and still have one
-        to follow. Raises InvalidRequestError for a cursor that is not ours."""
+        to follow. ``receipt``: with a score whose receipt says so; ``trajectory``: the state of the answer's training side; ``reason``: not used, or
+        with a score that was not, for a reason of that kind. Raises InvalidRequestError for a cursor that is not ours."""
+        outcome = []
+        if receipt is not None:
+            outcome.append(outcomes.scored_with(receipt))
+        if trajectory is not None:
+            outcome.append(outcomes.ended_as(trajectory))
+        if reason is not None:
+            outcome.append(outcomes.for_reason(of_code(reason).beginning))
         async with self._database.read() as session:
             page = await interactions.page(
                 session,
@@ -61,8 +84,21 @@ class InteractionService:
                 since=since,
                 completion_id=completion_id,
                 text=text,
+                outcome=outcome,
             )
             return LoggedPage(await _logged(session, page.rows), page.next_cursor)
+
+    async def unused(self) -> tuple[Unused, ...]:
+        """Why answers and scores were not used, most frequent first."""
+        async with self._database.read() as session:
+            answers = await outcomes.unused_answers(session)
+            scores = await outcomes.refused_scores(session)
+        counts: Counter[tuple[TrajectoryState | None, Reason | None]] = Counter()
+        for state, why, count in answers:
+            counts[state, kind_of(why)] += count
+        for why, count in scores:
+            counts[None, kind_of(why)] += count
+        return tuple(Unused(state, kind, count) for (state, kind), count in counts.most_common())
 
     async def get(self, completion_id: str) -> tuple[LoggedChoice, ...]:
         """All choices of a completion, in order. Raises CompletionNotFoundError."""

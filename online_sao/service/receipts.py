@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from online_sao.publishing.rollback import described
+from online_sao.service.reasons import advice_for
 from online_sao.storage.repositories import receipts
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Session
 from online_sao.storage.tables import TrajectoryRow
 from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState, VersionState
+
+_WELL = (ReceiptStatus.TRAINED, ReceiptStatus.LIVE, ReceiptStatus.SUPERSEDED)
+"""Statuses whose reason, if any, asks for nothing of who scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,8 @@ class Receipt:
     """The answer to a score, field by field as HTTP shows it. ``created`` and ``updated`` are Unix seconds.
 
     ``reward`` (in units of the reward, not of the score), ``update`` and ``masked_fraction`` are set once an update has used the score;
-    ``policy_version`` is the version that update published.
+    ``policy_version`` is the version that update published. ``advice``: what to do about ``reason``, where anything is known. ``comment``: the
+    scorer's own words, until they are erased.
     """
 
     id: str
@@ -35,6 +40,8 @@ class Receipt:
     masked_fraction: float | None
     created: float
     updated: float
+    advice: str | None = None
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ def derive(rows: ReceiptRows) -> Receipt:
         masked_fraction=used.masked_fraction if used else None,
         created=feedback.created_at,
         updated=max(feedback.created_at, outcome.at),
+        advice=advice_for(outcome.reason) if outcome.status not in _WELL else None,
+        comment=feedback.comment,
     )
 
 

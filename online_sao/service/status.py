@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from online_sao.service.alarms import AlarmStatus, alarm_status
+from online_sao.service.learner_watch import LearnerWatch, Presence
 from online_sao.service.score_statistics import Delay, delay_of, mean_interval
 from online_sao.storage.repositories import alarms, learner, overview, policies, score_rollups, trajectories, updates
 from online_sao.storage.repositories.overview import ScorePoint
@@ -24,7 +25,8 @@ COVERAGE_HOURS = 24
 
 @dataclass(frozen=True, slots=True)
 class LearnerStatus:
-    """``heartbeat_age``: seconds since its last sign of life; None: it has never run."""
+    """``phase`` and ``detail``: its last word, which may be old. ``heartbeat_age``: seconds since then; None: it has never run. ``presence``:
+    whether it is there now, and ``silence`` the seconds without a sign of life, counted from this server's start or its process's at the earliest."""
 
     phase: str
     detail: str | None
@@ -35,6 +37,8 @@ class LearnerStatus:
     lineage_epoch: int
     head_version: int
     head_update: int
+    presence: Presence = "alive"
+    silence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,12 @@ class StatusSnapshot:
 
 
 class StatusService:
-    """``clock`` returns Unix seconds."""
+    """``clock`` returns Unix seconds. ``watch``: what this server has seen of the learner."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time, watch: LearnerWatch | None = None) -> None:
         self._database = database
         self._clock = clock
+        self._watch = watch or LearnerWatch(clock=clock)
 
     async def snapshot(self, *, scores: int = 200, versions: int = 50, swaps: int = 20) -> StatusSnapshot:
         """The newest ``scores``, ``versions`` and ``swaps``, and everything there is one of. A fixed number of queries, whatever is asked for."""
@@ -138,7 +143,7 @@ class StatusService:
                 pipeline=await trajectories.counts_by_state(session),
                 oldest_ready_at=(await trajectories.queue(session)).oldest_ready_at,
                 active_version=(await policies.active(session)).version,
-                learner=learner_status(await learner.get(session), as_of),
+                learner=learner_status(await learner.get(session), as_of, self._watch),
                 last_update=update_status(last) if last else None,
                 versions=await version_statuses(session, await policies.newest(session, versions), tail),
                 alarms=tuple(alarm_status(row) for row in await alarms.open_alarms(session)),
@@ -188,7 +193,8 @@ def _version_status(row: PolicyVersionRow, sums: Sums) -> VersionStatus:
     )
 
 
-def learner_status(row: LearnerRow, as_of: float) -> LearnerStatus:
+def learner_status(row: LearnerRow, as_of: float, watch: LearnerWatch) -> LearnerStatus:
+    seen = watch.look(row)
     return LearnerStatus(
         phase=row.phase,
         detail=row.detail,
@@ -199,6 +205,8 @@ def learner_status(row: LearnerRow, as_of: float) -> LearnerStatus:
         lineage_epoch=row.lineage_epoch,
         head_version=row.head_version,
         head_update=row.head_update,
+        presence=seen.presence,
+        silence=seen.silence,
     )
 
 

@@ -3,9 +3,10 @@
 import re
 import signal
 
+import httpx
 import pytest
 from playwright.sync_api import expect
-from server_process import Server
+from server_process import Server, user
 
 pytestmark = pytest.mark.usefixtures("learner")
 TABS = ("Overview", "Learning", "Versions", "Interactions", "Playground")
@@ -84,13 +85,45 @@ def test_find_an_interaction_and_see_its_tokens_and_receipt(open_page):
     expect(page.locator(".results")).to_contain_text("No interaction matches")
 
 
+def test_an_address_that_cannot_be_shown_as_it_is_says_so(open_page):
+    page = open_page(path="?tab=versions&left=9998&right=-1")
+    notices = page.locator(".notice")
+    expect(notices.filter(has_text="left=9998 in the address was ignored: version 9998 has not been evaluated")).to_be_visible()
+    expect(notices.filter(has_text="right=-1 in the address was ignored")).to_be_visible()
+    go(page, "Interactions")
+    expect(notices).to_have_count(0)
+    page = open_page(path="?tab=interactions&version=abc&staus=failed")
+    expect(page.locator(".notice")).to_have_count(2)
+    expect(page.locator(".tab-interactions")).to_be_visible()
+
+
+def test_scores_are_found_by_what_became_of_them_and_shown_with_their_comments(open_page, server):
+    ids = []
+    for temperature in (0, 1):
+        asked = {"model": "tiny", "messages": user("Which scores were not used?"), "max_tokens": 2, "temperature": temperature}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=120).raise_for_status().json()
+        ids.append(answer["id"])
+        score = {"completion_id": answer["id"], "value": 1, "comment": f"comment {temperature}"}
+        httpx.post(f"{server.url}/v1/feedback", json=score, trust_env=False, timeout=60).raise_for_status()
+    page = open_page()
+    page.get_by_role("link", name=re.compile("sampled greedily")).click()
+    expect(page.locator(".tab-interactions")).to_be_visible()
+    expect(page.get_by_label("Not used because")).to_have_value("greedy_sampling")
+    page.locator(f".results a[data-key='{ids[0]}-0']").click()
+    expect(page.locator(".detail")).to_contain_text("comment 0")
+    expect(page.locator(".detail")).to_contain_text("Send a temperature above 0")
+    page = open_page(path="?tab=interactions&receipt=not_trainable")
+    expect(page.locator(f".results a[data-key='{ids[0]}-0']")).to_be_visible()
+    expect(page.locator(f".results a[data-key='{ids[1]}-0']")).to_have_count(0)
+
+
 def test_pause_and_resume(open_page):
     page = open_page()
     page.get_by_role("button", name="Pause learning").click()
     dialog = page.get_by_role("dialog", name="Pause learning?")
     dialog.get_by_label("Reason (optional)").fill("looking at version 1")
     dialog.get_by_role("button", name="Pause").click()
-    expect(page.locator(".sao-learner")).to_contain_text("looking at version 1 Serving and scoring go on")
+    expect(page.locator(".sao-learner")).to_contain_text("Looking at version 1. Serving and scoring go on")
     page.get_by_role("button", name="Resume learning").click()
     expect(page.get_by_role("button", name="Pause learning")).to_be_visible()
     expect(page.locator(".sao-learner")).to_contain_text("Waiting: ")
@@ -172,6 +205,10 @@ def test_nothing_sticks_out_on_a_narrow_screen(open_page, width):
         go(page, tab)
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
+    for tab in TABS:
+        box = page.get_by_role("navigation", name="Sections").get_by_role("link", name=tab).bounding_box()
+        assert box["x"] >= 0, tab
+        assert box["x"] + box["width"] <= width, tab
 
 
 def test_it_is_dark_where_the_visitor_wants_dark_and_by_its_own_switch(open_page):

@@ -128,16 +128,17 @@ async def page(
     since: float | None = None,
     completion_id: str | None = None,
     text: str | None = None,
+    outcome: Sequence[ColumnElement[bool]] = (),
 ) -> Page:
-    """Interactions that match every filter given. ``since`` is the earliest ``created_at``; ``completion_id`` the beginning of one. Raises
-    InvalidRequestError for a cursor that is not ours.
+    """Interactions that match every filter given. ``since`` is the earliest ``created_at``; ``completion_id`` the beginning of one;
+    ``outcome``: conditions of outcomes.py. Raises InvalidRequestError for a cursor that is not ours.
 
     ``text`` is looked for, whatever its case, in questions and answers. There is no index for that, so one page looks at SEARCHED interactions and
     then ends, full or not, with the cursor of the place it has come to.
 
     Rows that arrive while a client pages through are never shown twice nor push others out: the cursor is a position, not a count.
     """
-    query = select(InteractionRow).order_by(InteractionRow.id.desc()).limit(limit + 1)
+    query = select(InteractionRow).where(*outcome).order_by(InteractionRow.id.desc()).limit(limit + 1)
     start = None if after is None else _position(after)
     if start is not None:
         query = query.where(InteractionRow.id < start)

@@ -18,6 +18,7 @@ def test_one_completion_with_everything_known_of_it(http: httpx.Client, client: 
     first, second = found["choices"]
     assert (first["choice"], first["scores"], first["trajectory"]["state"]) == (0, [], "pending")
     assert second["scores"] == [receipt]
+    assert (receipt["comment"], receipt["advice"]) == ("good", None)
     assert (second["trajectory"]["state"], second["trajectory"]["reward"]) == ("ready", 1.0)
     assert second["text"] == answer.choices[1].message.content
     assert second["messages"] == user("What is logged?")
@@ -44,9 +45,32 @@ def test_pages_and_filters(http: httpx.Client, client: OpenAI) -> None:
     assert len(http.get("/v1/interactions", params={"policy_version": 0, "limit": 3}).json()["data"]) == 3
 
 
+def test_what_became_of_scores_can_be_asked_for(http: httpx.Client, client: OpenAI) -> None:
+    queued, greedy = (
+        client.chat.completions.create(model="tiny", messages=user(), max_tokens=1, user="filtered", temperature=temperature).id
+        for temperature in (1, 0)
+    )
+    for id_ in (queued, greedy):
+        assert http.post("/v1/feedback", json={"completion_id": id_, "value": 1}).status_code == 201
+
+    def found(**filters: str) -> list[str]:
+        return [choice["id"] for choice in http.get("/v1/interactions", params={"user": "filtered", **filters}).json()["data"]]
+
+    assert found(receipt="queued") == found(trajectory="ready") == [queued]
+    assert found(receipt="not_trainable") == found(reason="greedy_sampling") == [greedy]
+    assert found(receipt="live") == found(reason="store_false") == []
+    (choice,) = http.get(f"/v1/interactions/{greedy}").json()["choices"]
+    assert "temperature above 0" in choice["trajectory"]["advice"]
+    assert choice["scores"][0]["advice"] == choice["trajectory"]["advice"]
+
+
 @pytest.mark.parametrize(
     ("params", "param"),
     [
+        ({"score_status": "queued"}, "score_status"),
+        ({"receipt": "happy"}, "receipt"),
+        ({"trajectory": "happy"}, "trajectory"),
+        ({"reason": "happy"}, "reason"),
         ({"limit": 0}, "limit"),
         ({"limit": 201}, "limit"),
         ({"limit": "many"}, "limit"),
@@ -76,6 +100,10 @@ def test_erasing(http: httpx.Client, client: OpenAI, server: Server) -> None:
     assert server.interaction(two)["text"] is None
     assert server.interaction(kept)["text"] is not None
     assert http.delete("/v1/interactions").status_code == 400
+    assert http.delete("/v1/interactions", params={"user": ""}).json()["error"]["param"] == "user"
+    nobody = http.delete("/v1/interactions", params={"user": "nobody"}).json()
+    assert (nobody["deleted"], nobody["choices"]) == (False, 0)
+    assert "Nothing was erased" in nobody["message"]
     assert http.delete("/v1/interactions/chatcmpl-none").status_code == 404
 
 

@@ -130,11 +130,13 @@ def in_the_terminal(server: Server) -> None:
     assert "Nothing has been changed" in nowhere.stderr.replace("\n", " ")
 
 
-def test_an_empty_user_is_a_user_who_can_be_erased(server: Server) -> None:
+def test_an_empty_user_erases_nothing_by_accident(server: Server) -> None:
     body = {"model": "tiny", "messages": user(), "max_tokens": 2, "user": ""}
     identity = request(server, "POST", "/v1/chat/completions", json=body).json()["id"]
     assert server.interaction(identity)["text"] is not None
-    erased = request(server, "DELETE", "/v1/interactions", params={"user": ""})
-    assert (erased.status_code, erased.json()["deleted"]) == (200, True)
+    refused = request(server, "DELETE", "/v1/interactions", params={"user": ""})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "user")
+    assert server.interaction(identity)["text"] is not None
+    assert request(server, "DELETE", f"/v1/interactions/{identity}").json()["deleted"] is True
     assert server.interaction(identity)["text"] is None
-    assert request(server, "DELETE", "/v1/interactions").status_code == 400, "no name at all is not the empty one"
+    assert request(server, "DELETE", "/v1/interactions").status_code == 400

@@ -177,6 +177,24 @@ async def test_other_pages_get_no_leave_to_read() -> None:
     assert (await ask_with_cors(WITH_PAGE, "OPTIONS", "/v1/feedback", {"origin": "https://evil.com", **PREFLIGHT})).status_code == 400
 
 
+@pytest.mark.parametrize("settings", [WITH_PAGE, OPEN], ids=["some origins", "none"])
+async def test_a_refused_preflight_says_what_to_set(settings: ServerSettings) -> None:
+    answer = await ask_with_cors(settings, "OPTIONS", "/v1/feedback", {"origin": "https://evil.com", **PREFLIGHT})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "origin")
+    assert "'https://evil.com'" in error["message"]
+    assert "server.cors_origins" in error["message"]
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.headers["x-request-id"]
+    assert "access-control-expose-headers" not in (await ask_with_cors(settings, "GET", "/v1/models", {})).headers
+
+
+async def test_a_preflight_of_a_configured_page_for_another_method_says_which_there_are() -> None:
+    answer = await ask_with_cors(WITH_PAGE, "OPTIONS", "/v1/feedback", {"origin": PAGE, **PREFLIGHT, "access-control-request-method": "PUT"})
+    assert answer.status_code == 400
+    assert "GET, POST and DELETE" in answer.json()["error"]["message"]
+
+
 async def test_any_page_with_the_token_and_none_without() -> None:
     anyone = ServerSettings(api_token="s3cret", host="0.0.0.0", cors_origins=("*",))  # type: ignore[arg-type]
     answer = await ask_with_cors(anyone, "POST", "/v1/feedback", {"origin": "https://x.com", **BEARER})

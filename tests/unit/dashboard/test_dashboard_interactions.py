@@ -80,12 +80,40 @@ def test_what_is_not_stored_or_not_known_is_said() -> None:
 
 def test_the_detail_shows_fate_scores_and_reasons() -> None:
     receipt = Receipt(
-        "fb-1", "feedback", "chatcmpl-1", 0, "score", 0.25, ReceiptStatus.NOT_TRAINABLE, "already_used", None, None, None, None, 110.0, 111.0
+        "fb-1",
+        "feedback",
+        "chatcmpl-1",
+        0,
+        "score",
+        0.25,
+        ReceiptStatus.NOT_TRAINABLE,
+        "already_used",
+        None,
+        None,
+        None,
+        None,
+        110.0,
+        111.0,
+        "Send it sooner.",
+        f"too long {EVIL}",
     )
     drawn = interactions.detail([choice(receipts=[receipt])], describe, "?tab=interactions")
-    for part in ("already used", "not trainable", "0.25", "An update was trained on it", "2000 ms", "ada", "9 asked, 5 answered", "&lt;script"):
+    for part in (
+        "already used",
+        "Send it sooner.",
+        "too long &lt;script",
+        "not trainable",
+        "0.25",
+        "An update was trained on it",
+        "2000 ms",
+        "ada",
+        "9 asked, 5 answered",
+        "&lt;script",
+    ):
         assert part in drawn
     assert "<script" not in drawn
+    assert "reward.metric_weights" not in drawn
+    assert "exploration.neutralise_sampling" in interactions.detail([choice("not_trainable", reason="greedy_sampling")], describe, "?")
     assert "It expired unused: policy lag." in interactions.detail([choice("expired", reason="policy_lag")], describe, "?")
 
 
@@ -94,6 +122,16 @@ def test_a_list_leads_to_each_completion_and_to_older_ones() -> None:
     assert "?tab=interactions&amp;id=chatcmpl-1" in drawn
     assert "?tab=interactions&amp;user=ada&amp;after=41" in drawn
     assert "<script" not in drawn
+    # In one piece: in a row of pieces the comma would stand alone.
+    assert "<span>ada, v8, completed, <time" in drawn
+
+
+def test_filters_by_outcome_stay_from_page_to_page_and_in_the_form() -> None:
+    query = {"receipt": "live", "training": "trained", "reason": "store_false"}
+    assert "receipt=live&amp;training=trained&amp;reason=store_false&amp;after=41" in interactions.results(LoggedPage((choice(),), "41"), query)
+    form = interactions.search_form(query)
+    for value in query.values():
+        assert f'<option value="{value}" selected>' in form
 
 
 @pytest.mark.parametrize(

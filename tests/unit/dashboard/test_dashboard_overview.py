@@ -16,6 +16,8 @@ from online_sao.service.alarms import AlarmStatus
 from online_sao.service.control import RollbackStatus
 from online_sao.service.evaluations import EvaluationStatus, Sample
 from online_sao.service.history import ShiftStatus
+from online_sao.service.interactions import Unused
+from online_sao.service.reasons import ReasonCode, of_code
 from online_sao.service.score_statistics import Delay
 from online_sao.service.status import Coverage, LearnerStatus, StatusSnapshot, SwapStatus, UpdateStatus, VersionStatus
 from online_sao.storage.repositories.overview import ScorePoint
@@ -81,7 +83,7 @@ def test_stages_add_up_what_was_not_used_and_say_how_many_answers_are_scored():
     names = ("pending", "ready", "claimed", "trained", "expired", "rejected", "not_trainable")
     pipeline = dict(zip(map(TrajectoryState, names), (1, 2, 8, 1234, 3, 4, 5), strict=True))
     text = overview.stages(view(pipeline=pipeline, generating=6))
-    for part in ("<dd>6</dd>", "<dd>1</dd>", "<dd>2</dd>", "<dd>8</dd>", "<dd>1 234</dd>", "<dd>12</dd>", "3 expired, 4 rejected, 5 not trainable"):
+    for part in ("<dd>6</dd>", "<dd>1</dd>", "<dd>2</dd>", "<dd>8</dd>", "<dd>1 234</dd>", "<dd>12</dd>"):
         assert part in text
     text = overview.coverage(view(coverage=Coverage(86400.0, 200, 51), delay=Delay(3, 4.0, 200.0)))
     assert "25.5 % <span class=muted>of 200</span>" in text
@@ -90,24 +92,55 @@ def test_stages_add_up_what_was_not_used_and_say_how_many_answers_are_scored():
     assert "No answer" in overview.coverage(view())
 
 
+def test_what_was_not_used_says_why_what_to_do_and_where_it_is():
+    unused = (
+        Unused(TrajectoryState.NOT_TRAINABLE, of_code(ReasonCode.STORE_FALSE), 1850),
+        Unused(TrajectoryState.REJECTED, None, 8),
+        Unused(None, of_code(ReasonCode.METRIC_NOT_WEIGHTED), 3),
+    )
+    answers, scores = overview.stages(replace(view(), unused=unused)).split("Scores not used")
+    for part in ("1 850 asked for with store: false", "client&#x27;s wish", "training=not_trainable&amp;reason=store_false"):
+        assert part in answers
+    assert "training=rejected" in answers
+    assert "8 in an update that a gate refused" in answers
+    for part in ("3 for a metric without a weight", "reward.metric_weights", "receipt=not_trainable&amp;reason=metric_not_weighted"):
+        assert part in scores
+    assert "not used" not in overview.stages(view())
+
+
 @pytest.mark.parametrize(
     ("changes", "enabled", "says", "looks"),
     [
         ({}, True, "Waiting: 0 of 8 scored answers", '"dot "'),
         ({"phase": "updating"}, True, "Updating the policy", '"dot "'),
         ({"phase": "updating", "detail": "update 4"}, True, "update 4", '"dot "'),
-        ({"heartbeat_age": 60.0}, True, "Not responding", '"dot bad"'),
-        ({"heartbeat_age": None, "phase": "stopped"}, True, "Starting", '"dot off"'),
-        ({"heartbeat_age": None, "phase": "stopped"}, False, "Switched off", '"dot off"'),
-        ({"heartbeat_age": 60.0, "phase": "stopped"}, True, "Not running", '"dot off"'),
-        ({"paused": True, "pause_reason": "rollback"}, True, "rollback Serving and scoring go on", '"dot off"'),
-        ({"paused": True, "phase": "alarm", "pause_reason": "self-check failed"}, True, "self-check failed Serving goes on", '"dot bad"'),
+        ({"presence": "starting", "heartbeat_age": 5789.0, "silence": 20.0}, True, "Starting", '"dot off"'),
+        ({"presence": "starting", "paused": True, "pause_reason": "looking"}, True, "It is paused: Looking.", '"dot off"'),
+        ({"presence": "silent", "silence": 20.0}, True, "No sign of life for 20 s", '"dot bad"'),
+        ({"presence": "ended", "silence": 20.0}, True, "the server&#x27;s log says why it ended", '"dot bad"'),
+        ({"presence": "stopped", "phase": "stopped", "detail": "the base model is another"}, True, "The base model is another.", '"dot bad"'),
+        ({"presence": "off", "heartbeat_age": None, "phase": "stopped"}, False, "Switched off", '"dot off"'),
+        ({"paused": True, "pause_reason": "rollback"}, True, "Rollback. Serving and scoring go on", '"dot off"'),
+        ({"paused": True, "pause_reason": "Why?", "phase": "updating", "detail": "8 trajectories"}, True, "Why? Serving and", '"dot off"'),
+        ({"paused": True, "phase": "updating", "detail": "8 trajectories"}, True, "Updating the policy is still under way: 8 traj", '"dot off"'),
+        ({"paused": True, "phase": "alarm", "pause_reason": "self-check failed"}, True, "Self-check failed. Serving goes on", '"dot bad"'),
     ],
 )
 def test_learner_states(changes, enabled, says, looks):
     text = overview.learner(with_learner(**changes), enabled)
     assert says in text
     assert looks in text
+
+
+def test_only_a_process_that_has_ended_is_said_to_have_ended():
+    for presence in ("starting", "silent", "alive", "off"):
+        assert "ended" not in overview.learner(with_learner(presence=presence, silence=30.0), presence != "off")
+
+
+def test_after_a_rollback_the_updates_made_are_still_all_of_them():
+    text = overview.learner(view(last_update=replace(update_status(), number=50), learner=replace(LEARNER, head_update=35, head_version=35)), True)
+    assert "Updates made</dt><dd>50<" in text
+    assert "It stands on</dt><dd>v35<" in text
 
 
 def test_the_learner_can_be_paused_and_resumed_from_where_its_state_is_shown():
@@ -182,11 +215,55 @@ def test_versions_say_where_they_stand_and_offer_the_way_back():
 def test_samples_of_two_versions_stand_side_by_side_by_prompt():
     left = EvaluationStatus(0, 20.0, 9, 0.9, 12.0, (Sample("Why?", "Because.", 3, None), Sample("Old?", "Yes", 1, None)), 1.0)
     right = EvaluationStatus(7, 22.0, 9, 0.8, 14.0, (Sample("Why?", "<i>I</i> know.", 3, None),), 1.0)
-    text = versions.comparison(left, right)
+    pair = versions.Pair(left, right)
+    text = versions.comparison(pair)
     assert text.index("Why?") < text.index("Because.") < text.index("&lt;i&gt;I&lt;/i&gt; know.") < text.index("Old?")
     assert "perplexity 22.0" in text
-    assert '<option value="7" selected>' in versions.choice([right, left], left, right)
-    assert "Nothing to compare yet" in versions.comparison(None, right)
+    assert '<option value="7" selected>' in versions.choice([right, left], pair)
+    assert "Nothing to compare yet" in versions.comparison(versions.picked([], {}))
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "query", "left", "right", "ignored"),
+    [
+        ([51, 50, 0], {}, 0, 51, []),
+        ([51, 50, 35], {}, 35, 51, []),
+        ([51, 50, 35], {"left": "50", "right": "035"}, 50, 35, []),
+        ([51, 50, 35], {"left": "48"}, 35, 51, ["left=48 in the address was ignored: version 48 has not been evaluated. Evaluated are: 35, 50, 51."]),
+        ([51, 50], {"right": "9999"}, 50, 51, ["right=9999 in the address was ignored: version 9999 has not been evaluated. Evaluated are: 50, 51."]),
+        ([51, 50], {"right": "50"}, 51, 50, []),
+        ([50], {}, None, 50, []),
+    ],
+)
+def test_two_different_versions_are_compared_and_a_wish_that_cannot_be_met_is_told(evaluated, query, left, right, ignored):
+    found = [EvaluationStatus(version, 20.0, 9, 0.9, 12.0, (Sample("Why?", EVIL, 3, None),), 1.0) for version in evaluated]
+    pair = versions.picked(found, query)
+    assert (pair.left and pair.left.policy_version, pair.right.policy_version, list(pair.ignored)) == (left, right, ignored)
+    drawn = versions.comparison(pair)
+    assert ("Only version 50 has been evaluated" in drawn) == (left is None)
+    assert "<script" not in drawn
+
+
+def test_versions_come_in_pages_and_the_one_that_serves_is_on_each():
+    listed = [replace(VERSION, version=number, parent=number - 1, state=VersionState.RETIRED) for number in range(40, 0, -1)]
+    listed[15] = replace(listed[15], state=VersionState.ACTIVE)  # version 25, after a rollback
+    shown = view(versions=tuple(listed))
+
+    def numbers(text):
+        return [int(part.split("<")[0]) for part in text.split('<td data-label="Version"><b>v')[1:]]
+
+    first = versions.versions(shown, (), (), None, {"left": "3"})
+    assert numbers(first) == [25, *range(40, 30, -1)]
+    assert "left=3&amp;before=31" in first
+    assert "Newest<" not in first
+    second = versions.versions(shown, (), (), 31)
+    assert numbers(second) == list(range(30, 20, -1))
+    last = versions.versions(shown, (), (), 3)
+    assert numbers(last) == [25, 2, 1]
+    assert "GET /admin/policies" in last  # more than the page has read
+    assert "GET /admin/policies" not in second
+    assert "Older" not in last
+    assert "Newest<" in last
 
 
 SHIFT = ShiftStatus(900.0, 910.0, 61, 0.9, 0.2, 0.7, 990.0, 55, 70, 90.0, False, True)
@@ -205,6 +282,31 @@ SHIFT = ShiftStatus(900.0, 910.0, 61, 0.9, 0.2, 0.7, 990.0, 55, 70, 90.0, False,
 )
 def test_shifts_say_when_the_policy_was_back(changes, says):
     assert says in overview.shifts(view(shifts=(replace(SHIFT, **changes),)))
+
+
+def test_shifts_that_were_not_looked_for_yet_are_not_said_to_be_none():
+    text = overview.shifts(replace(view(), shifts=None))
+    assert "being looked for" in text
+    assert "No shift" not in text
+    assert "No shift so far" in overview.shifts(view())
+
+
+def test_past_alarms_stand_under_a_heading_with_their_numbers_and_advice():
+    alarm = AlarmStatus(1, "score_drop", "critical", f"0.2 after 0.8 {EVIL}", "Roll back.", 3, 0.2, 0.5, "Rolled back.", 0.0, 60.0)
+    text = overview.past_alarms(replace(view(), past_alarms=(alarm,)))
+    for part in (
+        "<details",
+        "Past alarms (1)",
+        "score drop",
+        "Value 0.200, threshold 0.500",
+        "Roll back.",
+        "Rolled back.",
+        "raised 1970-01-01 00:00:00",
+    ):
+        assert part in text
+    assert "cleared 1970-01-01 00:01:00 UTC" in text
+    assert "<script" not in text
+    assert overview.past_alarms(view()) == ""
 
 
 def test_alarms_say_what_was_seen_and_what_to_do():

@@ -12,6 +12,7 @@ from online_sao.errors import ConflictError
 from online_sao.service import alarm_measurements
 from online_sao.service.alarms import AlarmService
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.learner_watch import LearnerProcess, LearnerWatch
 from online_sao.service.status import StatusService
 from online_sao.storage.repositories import evaluations, learner, updates
 from online_sao.storage.tables import EvaluationRow, InteractionRow, UpdateRow
@@ -25,7 +26,9 @@ class Stand:
         self.rollbacks: list[tuple[int, bool, str | None]] = []
         self.refusal: ConflictError | None = None
         monkeypatch.setattr(alarm_measurements.psutil, "disk_usage", lambda path: SimpleNamespace(free=self.free))
-        self.service = AlarmService(database, settings, self.rollback, clock=lambda: self.wall, monotonic=lambda: self.ticks)
+        self.process = LearnerProcess(0.0, running=True, gave_up=False)
+        watch = LearnerWatch(lambda: self.process, settings.alarms.learner_silent_seconds, lambda: self.wall, lambda: self.ticks)
+        self.service = AlarmService(database, settings, self.rollback, clock=lambda: self.wall, watch=watch)
 
     async def rollback(self, version: int, *, resume: bool = False, reason: str | None = None) -> None:
         if self.refusal is not None:
@@ -106,6 +109,25 @@ async def test_a_silent_learner_is_noticed_and_a_jump_of_the_clock_is_not(make_s
     await beat(-2500.0)
     await stand.service.check()
     assert await stand.open() == []
+
+
+async def test_a_learner_that_is_being_started_is_not_silent(make_stand, database):
+    stand = make_stand()
+    async with database.write() as session:
+        await learner.heartbeat(session, phase="waiting", detail=None, pid=1, now=-4789.0)  # of another day's server
+    stand.process = LearnerProcess(None, running=False, gave_up=False)
+    stand.ticks = 300.0  # the engine takes its time to load, and the learner waits for it
+    await stand.service.check()
+    assert await stand.open() == []
+    stand.process = LearnerProcess(300.0, running=True, gave_up=False)
+    stand.ticks = 355.0
+    await stand.service.check()
+    assert await stand.open() == []
+    # It dies and is started again without a word: that puts off nothing more.
+    stand.process = LearnerProcess(358.0, running=True, gave_up=False)
+    stand.ticks = 361.0
+    await stand.service.check()
+    assert await stand.open() == ["learner_silent"]
 
 
 async def test_a_refused_update_and_one_far_from_the_base(make_stand, database):

@@ -40,7 +40,7 @@ def update() -> UpdateRow:
 def test_the_fields_come_in_the_documented_order() -> None:
     names = [field.name for field in fields(Receipt)]
     assert names[:7] == ["id", "object", "completion_id", "choice", "metric", "value", "status"]
-    assert names[7:] == ["reason", "reward", "update", "policy_version", "masked_fraction", "created", "updated"]
+    assert names[7:] == ["reason", "reward", "update", "policy_version", "masked_fraction", "created", "updated", "advice", "comment"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""What became of answers and scores, as conditions to find them by and as counts. Owns the SQL twin of service/receipts.py.
+
+A receipt is derived and never stored, so its status is spelled a second time here, in SQL; a test holds the two together over all states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Integer, Select, and_, func, literal, not_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from online_sao.storage.repositories.feedback import DUPLICATE
+from online_sao.storage.tables import FeedbackRow, InteractionRow, LearnerRow, PolicyVersionRow, TrajectoryRow, UpdateRow
+from online_sao.types import UNUSED_STATES, InteractionStatus, ReceiptStatus, TrajectoryState
+
+
+def scored_with(status: ReceiptStatus) -> ColumnElement[bool]:
+    """Interactions with a score whose receipt has this status now."""
+    answer = aliased(InteractionRow)
+    found = (
+        select(FeedbackRow.interaction_id)
+        .join(answer, answer.id == FeedbackRow.interaction_id)
+        .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == FeedbackRow.interaction_id)
+        .outerjoin(UpdateRow, UpdateRow.update_number == TrajectoryRow.update_number)
+        .outerjoin(PolicyVersionRow, PolicyVersionRow.version == UpdateRow.policy_version)
+    )
+    refused = and_(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)
+    counts = FeedbackRow.refused_reason.is_(None)
+    standing = and_(counts, FeedbackRow.superseded_by.is_(None))
+    unwritten = and_(answer.stored, answer.erased_at.is_(None), answer.status == InteractionStatus.GENERATING)
+    no_trajectory = TrajectoryRow.id.is_(None)
+    if status is ReceiptStatus.SUPERSEDED:
+        return InteractionRow.id.in_(found.where(counts, FeedbackRow.superseded_by.is_not(None)))
+    if status is ReceiptStatus.NOT_TRAINABLE:
+        never = or_(_in(TrajectoryState.NOT_TRAINABLE), and_(no_trajectory, not_(unwritten)))
+        return InteractionRow.id.in_(found.where(or_(refused, and_(standing, never))))
+    if status is ReceiptStatus.RECEIVED:
+        return InteractionRow.id.in_(found.where(standing, or_(_in(TrajectoryState.PENDING), and_(no_trajectory, unwritten))))
+    return InteractionRow.id.in_(found.where(standing, _of_trajectory(status)))
+
+
+def _of_trajectory(status: ReceiptStatus) -> ColumnElement[bool]:
+    if status is ReceiptStatus.QUEUED:
+        return _in(TrajectoryState.READY, TrajectoryState.CLAIMED)
+    if status is ReceiptStatus.EXPIRED:
+        return _in(TrajectoryState.EXPIRED)
+    if status is ReceiptStatus.REJECTED:
+        return _in(TrajectoryState.REJECTED)
+    version = PolicyVersionRow.version
+    left = and_(version.is_not(None), version.not_in(_kept_versions()))
+    activated = and_(version.is_not(None), PolicyVersionRow.activated_at.is_not(None))
+    if status is ReceiptStatus.ROLLED_BACK:
+        return and_(_in(TrajectoryState.TRAINED), left)
+    return and_(_in(TrajectoryState.TRAINED), not_(left), activated if status is ReceiptStatus.LIVE else not_(activated))
+
+
+def _in(*states: TrajectoryState) -> ColumnElement[bool]:
+    return TrajectoryRow.state.in_(states)
+
+
+def _kept_versions() -> Select[int]:
+    """The learner's head and all it came by, and whatever is of its own lineage epoch: policies.off_lineage turned round."""
+    start = select(PolicyVersionRow.version, PolicyVersionRow.parent, literal(0, Integer).label("steps")).where(
+        or_(
+            PolicyVersionRow.version == select(LearnerRow.head_version).scalar_subquery(),
+            PolicyVersionRow.lineage_epoch == select(LearnerRow.lineage_epoch).scalar_subquery(),
+        )
+    )
+    chain = start.cte("kept", recursive=True)
+    parent = aliased(PolicyVersionRow)
+    chain = chain.union(select(parent.version, parent.parent, literal(0, Integer)).join(chain, parent.version == chain.c.parent))
+    return select(chain.c.version)
+
+
+def ended_as(state: TrajectoryState) -> ColumnElement[bool]:
+    """Interactions whose training side is in this state."""
+    return InteractionRow.id.in_(select(TrajectoryRow.interaction_id).where(TrajectoryRow.state == state))
+
+
+def for_reason(beginning: str) -> ColumnElement[bool]:
+    """Interactions that were not used, or had a score that was not, for a reason that begins so."""
+    answers = select(TrajectoryRow.interaction_id).where(_in(*UNUSED_STATES), TrajectoryRow.reason.startswith(beginning, autoescape=True))
+    scores = select(FeedbackRow.interaction_id).where(FeedbackRow.refused_reason.startswith(beginning, autoescape=True))
+    return or_(InteractionRow.id.in_(answers), InteractionRow.id.in_(scores))
+
+
+async def unused_answers(session: AsyncSession) -> Sequence[tuple[TrajectoryState, str | None, int]]:
+    """(state, reason, how many) of the answers that have not moved the policy and never will."""
+    query = (
+        select(TrajectoryRow.state, TrajectoryRow.reason, func.count()).where(_in(*UNUSED_STATES)).group_by(TrajectoryRow.state, TrajectoryRow.reason)
+    )
+    return [(TrajectoryState(state), reason, count) for state, reason, count in (await session.execute(query)).all()]
+
+
+async def refused_scores(session: AsyncSession) -> Sequence[tuple[str, int]]:
+    """(reason, how many) of the scores that could not count when they came, whatever became of their answers."""
+    query = (
+        select(FeedbackRow.refused_reason, func.count())
+        .where(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)
+        .group_by(FeedbackRow.refused_reason)
+    )
+    return [(reason, count) for reason, count in (await session.execute(query)).all() if reason is not None]
