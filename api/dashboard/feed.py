@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from api.dashboard.versions import EVALUATIONS_SHOWN
 from api.dashboard.view import View, read
 from api.dependencies import Backend
 from online_sao.service.alarms import AlarmStatus
@@ -23,7 +24,6 @@ T = TypeVar("T")
 FRESH_SECONDS = 0.9
 """Pages ask once a second; whoever asks first within this time reads for all."""
 UPDATES_SHOWN = 200
-EVALUATIONS_SHOWN = 200
 ALARMS_READ = 50
 SLOW_SECONDS = 5.0
 """What is counted over all rows, or seldom changes, is read less often."""

@@ -27,6 +27,8 @@ _COLUMNS = (
 )
 VERSIONS_A_PAGE = 10
 """Few enough that what stands below the list is in reach on a phone."""
+EVALUATIONS_SHOWN = 200
+"""The newest that are read for the page."""
 EVALUATED_NAMED = 20
 """Versions that a notice lists at most."""
 
@@ -142,7 +144,19 @@ def choice(evaluations: Sequence[EvaluationStatus], pair: Pair) -> str:
     """Which two versions are compared. The page's script makes a choice a place on the page."""
     if pair.left is None or pair.right is None:
         return ""
-    return _select("left", "Before", evaluations, pair.left) + _select("right", "After", evaluations, pair.right)
+    chosen = _select("left", "Before", evaluations, pair.left) + _select("right", "After", evaluations, pair.right)
+    return chosen + _reference(evaluations)
+
+
+def _reference(evaluations: Sequence[EvaluationStatus]) -> str:
+    """Says so where the base is not there to compare with. ``evaluations``: all there are, newest version first."""
+    oldest = evaluations[-1].policy_version
+    if oldest == 0 or len(evaluations) >= EVALUATIONS_SHOWN:
+        return ""
+    return (
+        f'<p class="muted">The base model has not been evaluated: it did not serve while evaluations were on. Alarms compare with v{oldest}, the oldest '
+        "evaluated. To have it evaluated, roll back to version 0 until it appears here, then forward again.</p>"
+    )
 
 
 def _select(name: str, label: str, evaluations: Sequence[EvaluationStatus], chosen: EvaluationStatus) -> str:

@@ -241,6 +241,7 @@ def test_two_different_versions_are_compared_and_a_wish_that_cannot_be_met_is_to
     assert (pair.left and pair.left.policy_version, pair.right.policy_version, list(pair.ignored)) == (left, right, ignored)
     drawn = versions.comparison(pair)
     assert ("Only version 50 has been evaluated" in drawn) == (left is None)
+    assert ("The base model has not been evaluated" in versions.choice(found, pair)) == (left is not None and 0 not in evaluated)
     assert "<script" not in drawn
 
 
