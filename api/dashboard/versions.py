@@ -154,8 +154,9 @@ def _reference(evaluations: Sequence[EvaluationStatus]) -> str:
     if oldest == 0 or len(evaluations) >= EVALUATIONS_SHOWN:
         return ""
     return (
-        f'<p class="muted">The base model has not been evaluated: it did not serve while evaluations were on. Alarms compare with v{oldest}, the oldest '
-        "evaluated. To have it evaluated, roll back to version 0 until it appears here, then forward again.</p>"
+        '<p class="muted">The base model has not been evaluated: it did not serve while evaluations were on. '
+        f"Alarms compare with v{oldest}, the oldest evaluated. To have it evaluated, roll back to version 0 until it appears here, "
+        "then forward again.</p>"
     )
 
 
