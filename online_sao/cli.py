@@ -36,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # as rich markup, "[default: 8000]" would be a tag, and vanish
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulate)

@@ -70,7 +70,7 @@ async def test_two_processes_may_upgrade_at_once(tmp_path) -> None:
 async def test_a_schema_that_is_not_ours_is_refused_with_advice(tmp_path) -> None:
     url = url_of(tmp_path / "a.db")
     database = Database(url)
-    with pytest.raises(ConfigurationError, match=r"There is no database at .*Run `online-sao db upgrade`"):
+    with pytest.raises(ConfigurationError, match=r"There is no database at .*--data-dir.*`online-sao db upgrade`"):
         await require_current(database)
     assert not (tmp_path / "a.db").exists(), "asking must not create an empty database"
     (tmp_path / "a.db").touch()
