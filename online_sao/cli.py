@@ -21,9 +21,11 @@ import typer
 from rich.text import Text
 
 from online_sao.commands import learner, policies
+from online_sao.commands.alarms import alarms
 from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
 from online_sao.commands.demo import demo
 from online_sao.commands.doctor import doctor
+from online_sao.commands.erase import erase
 from online_sao.commands.export import export
 from online_sao.commands.pretrain_value import pretrain_value
 from online_sao.commands.replay import replay
@@ -36,11 +38,14 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # as rich markup, "[default: 8000]" would be a tag, and vanish
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulate)
 app.command()(demo)
 app.command()(doctor)
+app.command()(alarms)
+app.command()(erase)
 app.command()(export)
 app.command()(replay)
 app.command()(pretrain_value)

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from online_sao.spelling import did_you_mean
+
 
 class _Group(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -260,8 +262,9 @@ class Settings(BaseSettings):
             raise ValueError(f"ONLINE_SAO_CONFIG names {path}, and there is no such file")
         unknown = unknown_variables(os.environ)
         if unknown:
+            hint = did_you_mean(unknown[0], (f"ONLINE_SAO_{name.replace('.', '__')}".upper() for name in setting_names()))
             raise ValueError(
-                f"{unknown[0]} is no setting: variables are named ONLINE_SAO_GROUP__NAME, groups are {', '.join(settings_cls.model_fields)}"
+                f"{unknown[0]} is no setting: variables are named ONLINE_SAO_GROUP__NAME, groups are {', '.join(settings_cls.model_fields)}.{hint}"
             )
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
 
@@ -298,6 +301,12 @@ class Settings(BaseSettings):
                     text = str(value.absolute() if name == "data_dir" else value)
                 environment[f"ONLINE_SAO_{group_name}__{name}".upper()] = text
         return environment
+
+
+def setting_names() -> list[str]:
+    """Every setting, as group.name."""
+    groups = {group: field.annotation for group, field in Settings.model_fields.items()}
+    return [f"{group}.{name}" for group, model in groups.items() if isinstance(model, type) for name in getattr(model, "model_fields", ())]
 
 
 _OTHER_VARIABLES = {"ONLINE_SAO_CONFIG", "ONLINE_SAO_SUPERVISOR_PID"}

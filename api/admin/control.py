@@ -11,9 +11,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.bodies import json_body, openapi_body
+from api.dashboard.view import batch_size
 from api.dependencies import BackendDependency
+from online_sao.config import EvaluationSettings
 from online_sao.service.control import PolicyDetail
-from online_sao.service.policy_diff import PolicyDiff
+from online_sao.service.policy_diff import PolicyDiff, evaluation_problem
 from online_sao.types import VersionState
 
 router = APIRouter()
@@ -44,7 +46,9 @@ VersionQuery = Annotated[int, Query(ge=0, lt=2**31)]
 async def status(backend: BackendDependency) -> JSONResponse:
     """One consistent look at the database, and at the engine beside it."""
     snapshot = asdict(await backend.status.snapshot())
-    return JSONResponse({"object": "status", "ready": not await backend.missing(), "engine": _engine(backend), **snapshot})
+    settings = backend.settings
+    measures = {"batch_size": batch_size(settings), "score_range": [settings.reward.score_min, settings.reward.score_max]}
+    return JSONResponse({"object": "status", "ready": not await backend.missing(), "engine": _engine(backend), **measures, **snapshot})
 
 
 @router.get("/policies")
@@ -61,7 +65,7 @@ async def policies(
 @router.get("/policies/diff")
 async def diff(backend: BackendDependency, first: Annotated[int, Query(alias="from", ge=0, lt=2**31)], to: VersionQuery) -> JSONResponse:
     """Two versions side by side: scores with intervals, the updates between them, samples, distance of the weights."""
-    return JSONResponse(_diff(await backend.control.diff(first, to)))
+    return JSONResponse(_diff(await backend.control.diff(first, to), backend.settings.evaluation))
 
 
 @router.get("/policies/{version}")
@@ -107,8 +111,9 @@ def _policy(detail: PolicyDetail) -> dict[str, Any]:
     return {"object": "policy", **asdict(detail.version), **rest}
 
 
-def _diff(found: PolicyDiff) -> dict[str, Any]:
-    """``samples`` pairs what both said to the same fixed prompt."""
+def _diff(found: PolicyDiff, settings: EvaluationSettings) -> dict[str, Any]:
+    """``samples`` pairs what both said to the same fixed prompt; ``evaluation_problems`` says why a version has no evaluation."""
+    missing = [version for version in (found.first, found.second) if version.version not in found.evaluations]
     said = {version: {sample.prompt: sample.text for sample in found.evaluations[version].samples} for version in found.evaluations}
     first, second = said.get(found.first.version, {}), said.get(found.second.version, {})
     return {
@@ -118,6 +123,7 @@ def _diff(found: PolicyDiff) -> dict[str, Any]:
         "lineage": asdict(found.lineage),
         "updates": [{"side": side, **asdict(u)} for side, made in (("from", found.updates_from), ("to", found.updates_to)) for u in made],
         "evaluations": {str(version): asdict(evaluation) for version, evaluation in found.evaluations.items()},
+        "evaluation_problems": {str(version.version): evaluation_problem(version, settings) for version in missing},
         "samples": [{"prompt": prompt, "from": first[prompt], "to": second[prompt]} for prompt in first if prompt in second],
         "weights": asdict(found.weights) if found.weights is not None else None,
         "weights_problem": found.weights_problem,

@@ -237,6 +237,11 @@ _RUNNING_MEAN_LIVE = dataclasses.replace(
 _RECIPES: dict[tuple[str, str], Recipe] = {(recipe.name, recipe.preset): recipe for recipe in (_SAO_PAPER, _SAO_LIVE, _RUNNING_MEAN_LIVE)}
 
 
+def number_names() -> dict[str, bool]:
+    """The numbers of a recipe that may be replaced one by one → whether each is a whole number."""
+    return {field.name: field.type == "int" for field in dataclasses.fields(Recipe) if field.type in ("int", "float", "bool")}
+
+
 def recipe(name: str = "sao", preset: str = "live", **overrides: Any) -> Recipe:
     """The recipe ``name`` in the numbers of ``preset``. ``overrides`` replace single fields of Recipe; None means the preset's own.
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from online_sao.errors import ConfigurationError
+from online_sao.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from online_sao.config import Settings
@@ -40,10 +41,26 @@ def load_settings(config: Path | None, **groups: dict[str, Any]) -> Settings:
     try:
         return Settings(**{name: group for name, group in given.items() if group})  # type: ignore[arg-type]
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors()]
-        raise ConfigurationError(f"Settings: {'; '.join(faults)}. docs/configuration.md lists them all.") from error
+        faults = "; ".join(_fault(".".join(map(str, fault["loc"])), fault["type"], fault["msg"]) for fault in error.errors())
+        raise ConfigurationError(
+            f"Settings: {faults.rstrip('.')}{'' if faults.endswith('?') else '.'} docs/configuration.md lists them all."
+        ) from error
     except (SettingsError, ValueError) as error:
         raise ConfigurationError(f"Settings cannot be read: {error}") from error
+
+
+def _fault(name: str, kind: str, message: str) -> str:
+    if kind != "extra_forbidden":
+        return f"{name or 'settings'}: {message}"
+    from online_sao.config import setting_names
+
+    known = setting_names()
+    if "." in name:
+        return f"there is no setting {name}.{did_you_mean(name, known)}"
+    # A setting outside its table, or a table that is misspelt.
+    inside = [setting for setting in known if setting.endswith(f".{name}")]
+    hint = f" Did you mean {' or '.join(inside)}?" if inside else did_you_mean(name, {setting.partition(".")[0] for setting in known})
+    return f"there is no group [{name}].{hint}"
 
 
 def log_to_terminal() -> None:

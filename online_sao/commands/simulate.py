@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from online_sao.commands.common import console
+from online_sao.commands.common import ConfigOption, console
+from online_sao.commands.service import ApiKeyOption, UrlOption, find_service
 from online_sao.errors import ConfigurationError
 
 
@@ -29,7 +30,7 @@ _PHASES = "Run from this phase of the schedule on, on a service that has learned
 
 def simulate(
     files: Annotated[list[Path] | None, typer.Argument(help="With --compare: result files.", show_default=False)] = None,
-    url: Annotated[str, typer.Option(help="Where the service answers.")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
     preference: Annotated[str, typer.Option(help="What the users like. An unknown name lists the known ones.")] = "first-person",
     scores: Annotated[int, typer.Option(min=1, help="Answers asked for and scored.")] = 160,
     schedule: Annotated[
@@ -56,7 +57,8 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Write the whole result to this JSON file.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Run nothing: print the result FILES side by side.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the scores over the interactions into this PNG file.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="ONLINE_SAO_SERVER__API_TOKEN", help="Bearer token, where the server wants one.")] = None,
+    api_key: ApiKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Let simulated users chat and score by a rule, and measure what the policy learns. Exit code 1 if any call was not answered 2xx."""
     if compare:
@@ -66,8 +68,9 @@ def simulate(
         raise ConfigurationError(f"{files[0]}: result files are for --compare.")
     from online_sao.simulation.run import SimulationOptions
 
+    service = find_service(url, api_key, config)
     options = SimulationOptions(
-        url=url,
+        url=service.url,
         schedule=schedule or f"{preference}:{scores}",
         population=population.value,
         scale=scale.value,
@@ -83,7 +86,7 @@ def simulate(
         first_phase=from_phase,
         last_phase=to_phase,
         neutral_from_phase=neutral_from_phase,
-        api_key=api_key,
+        api_key=service.api_key,
     )
     result = _run(options, out)
     if plot is not None:

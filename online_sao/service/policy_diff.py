@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from online_sao.config import EvaluationSettings
 from online_sao.errors import NotFoundError, PolicyStoreError
 from online_sao.publishing.comparison import WeightDistance, weight_distance
 from online_sao.publishing.policy_store import version_dir
@@ -71,6 +72,23 @@ async def compare(database: Database, store: Path, first: int, second: int) -> P
         weights=weights,
         weights_problem=problem,
     )
+
+
+def evaluation_problem(version: VersionStatus, settings: EvaluationSettings) -> str:
+    """Why a version has no evaluation, for whoever looks for it. What kept it is not logged: where it may be one of two things, both are said."""
+    if not settings.enabled:
+        return "evaluation.enabled is off"
+    if version.activated_at is None:
+        return "it has not served"
+    if version.retired_at is None:
+        return "it serves now, and is evaluated when the engine has room"
+    served = max(0.0, version.retired_at - version.activated_at)
+    interval = settings.min_interval_seconds
+    if served < interval:
+        return (
+            f"it served {served:.0f} s before a newer one came, and evaluations are at least {interval:g} s apart (evaluation.min_interval_seconds)"
+        )
+    return f"it served {served:.0f} s without the engine having room for it, or evaluation.enabled was off then"
 
 
 async def _weights(store: Path, versions: Sequence[VersionStatus]) -> tuple[WeightDistance | None, str | None]:

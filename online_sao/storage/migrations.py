@@ -44,7 +44,10 @@ async def require_current(database: Database) -> None:
     advice = "Run `online-sao db upgrade`."
     path = sqlite_path(database.url)
     if path is not None and not path.exists():
-        raise ConfigurationError(f"There is no database at {path}. {advice}")
+        raise ConfigurationError(
+            f"There is no database at {path}. Name your service's folder with --data-dir (storage.data_dir). Only for a new, empty one: "
+            "`online-sao db upgrade`."
+        )
     scripts = ScriptDirectory.from_config(alembic_config())
     async with database.read() as session:
         connection = await session.connection()

@@ -20,7 +20,8 @@ def request(server: Server, method: str, path: str, **given: Any) -> httpx.Respo
 
 def command(server: Server, *arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("ONLINE_SAO_")}
-    run = [sys.executable, "-m", "online_sao.cli", *arguments, "--url", url or server.url]
+    where = () if url == "" else ("--url", url or server.url)
+    run = [sys.executable, "-m", "online_sao.cli", *arguments, *where]
     environment = {**inherited, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     return subprocess.run(run, cwd=server.data_dir, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -107,16 +108,18 @@ def killed_between_the_transaction_and_the_swap(server: Server) -> None:
 
 
 def in_the_terminal(server: Server) -> None:
-    listed = command(server, "policies", "list")
+    listed = command(server, "policies", "list", "--limit", "1")
     assert listed.returncode == 0, listed.stderr
-    assert "active" in listed.stdout
+    assert "active" in listed.stdout, "the newest version is not the one that serves, which is listed all the same"
     shown = command(server, "policies", "show", "3")
     assert "policies rollback 3" in shown.stdout
     assert "not on the learner's lineage" in shown.stdout
     compared = json.loads(command(server, "policies", "diff", "1", "3", "--json").stdout)
     assert compared["lineage"] == {"relation": "ancestor", "common_ancestor": 1, "updates_from": 0, "updates_to": 2}
     assert compared["weights"]["difference"] > 0
+    assert list(compared["evaluation_problems"]) == [version for version in ("1", "3") if version not in compared["evaluations"]]
     assert "‖weights of 3 − weights of 1‖" in command(server, "policies", "diff", "1", "3").stdout
+    assert "`online-sao policies list` shows" in command(server, "policies", "diff", "1", "9").stderr
     back = command(server, "policies", "rollback", "1", "--reason", "once more")
     assert back.returncode == 0, back.stderr
     assert "it serves since" in back.stdout
@@ -125,9 +128,25 @@ def in_the_terminal(server: Server) -> None:
     assert (again.returncode, "active already" in again.stderr) == (2, True)
     assert "It is paused: rolled back to version 1: once more" in command(server, "learner", "status").stdout
     assert "It stands on version 1" in command(server, "learner", "resume").stdout
+    assert json.loads(command(server, "learner", "status", "--json").stdout)["batch_size"] > 0
+    assert command(server, "alarms", "--json").returncode == 0
+    (server.data_dir / "here.toml").write_text(f"[server]\nport = {server.port}\n")
+    assert "It stands on version 1" in command(server, "learner", "status", "--config", "here.toml", url="").stdout
+    encrypted = command(server, "learner", "status", url=server.url.replace("http:", "https:"))
+    assert (encrypted.returncode, f"try --url {server.url}" in encrypted.stderr) == (2, True), encrypted.stderr
+    in_the_terminal_erased(server)
     nowhere = command(server, "policies", "rollback", "0", url="http://127.0.0.1:9")
     assert nowhere.returncode == 2
     assert "Nothing has been changed" in nowhere.stderr.replace("\n", " ")
+
+
+def in_the_terminal_erased(server: Server) -> None:
+    body = {"model": "tiny", "messages": user(), "max_tokens": 2, "user": "eve"}
+    identity = request(server, "POST", "/v1/chat/completions", json=body).json()["id"]
+    for arguments, code in ((("--user", "Eve"), 1), (("--user", "eve"), 0), (("--user", "eve"), 1), (("--interaction", "chatcmpl-0"), 1)):
+        done = command(server, "erase", *arguments, "--yes")
+        assert done.returncode == code, (arguments, done.stderr)
+    assert server.interaction(identity)["text"] is None
 
 
 def test_an_empty_user_erases_nothing_by_accident(server: Server) -> None:

@@ -12,7 +12,7 @@ from online_sao.config import Settings
 from online_sao.errors import ConfigurationError
 from online_sao.learner.learner import Learner
 from online_sao.models.adapter import read_adapter
-from online_sao.runtime import replay
+from online_sao.runtime import replay, replay_input
 
 HEADER = {"object": "online_sao.export", "format": 1, "reward": {"score_min": 0.0, "score_max": 1.0, "metric_weights": {"score": 1.0}}}
 SETTINGS = Settings(gates={"min_entropy": 0.0, "max_kl_base": 100.0})
@@ -57,7 +57,7 @@ def test_scores_come_in_the_order_they_were_given_and_the_rest_is_counted(write)
         {"metric": "score", "value": 1.0, "created": 30.0, "counts": True},
         {"metric": "tone", "value": 0.0, "created": 99.0, "counts": False},
     ]
-    source = replay.read(
+    source = replay_input.read(
         write(
             line(1, 1.0, at=20.0),
             line(2, 0.0, at=10.0),
@@ -83,7 +83,7 @@ def test_scores_come_in_the_order_they_were_given_and_the_rest_is_counted(write)
 )
 def test_what_cannot_be_read_is_said(write, lines, header, message):
     with pytest.raises(ConfigurationError, match=message):
-        replay.read(write(*lines, header=header))
+        replay_input.read(write(*lines, header=header))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def bench(monkeypatch):
 
 def test_the_policy_moves_towards_what_was_scored_high(write, bench, tmp_path):
     lines = [line(number, float(number % 2), at=float(number), bench=bench) for number in range(10)]
-    source = replay.read(write(*lines))
+    source = replay_input.read(write(*lines))
     liked = source.trajectories[1]
 
     def likelihood() -> float:
@@ -108,20 +108,20 @@ def test_the_policy_moves_towards_what_was_scored_high(write, bench, tmp_path):
     assert likelihood() > before
     assert [update.trajectories for update in done] == [4, 4, 2]
     assert told == done
-    records = [json.loads(text) for text in (tmp_path / "out" / replay.METRICS_FILE).read_text().splitlines()]
+    records = [json.loads(text) for text in (tmp_path / "out" / replay_input.METRICS_FILE).read_text().splitlines()]
     assert [record["update"] for record in records] == [1, 2, 3]
     assert records[0]["metrics"]["policy/masked_fraction"] == 0.0, "the first batch is on-policy: logged logprobs are the base's own"
     assert read_adapter(tmp_path / "out" / replay.ADAPTER_FOLDER).matrices
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
     with pytest.raises(ConfigurationError, match="already"):
-        replay.replay(SETTINGS, recipe("sao", "live", batch_size=4), source, tmp_path / "out", told.append)
+        replay_input.check_out(tmp_path / "out")
 
 
 def test_logged_logprobs_of_another_policy_are_masked_as_such(write, bench, tmp_path):
     lines = [line(number, 1.0, at=float(number), bench=bench) for number in range(4)]
     for item in lines:
         item["behavior_logprobs"] = [-30.0 for _ in item["behavior_logprobs"]]
-    (update,) = replay.replay(SETTINGS, recipe("sao", "live", batch_size=4), replay.read(write(*lines)), tmp_path / "out", lambda _: None)
+    (update,) = replay.replay(SETTINGS, recipe("sao", "live", batch_size=4), replay_input.read(write(*lines)), tmp_path / "out", lambda _: None)
     assert update.metrics["policy/masked_fraction"] == 1.0
     assert update.refused is not None
     assert "masked_fraction" in update.refused
@@ -129,7 +129,7 @@ def test_logged_logprobs_of_another_policy_are_masked_as_such(write, bench, tmp_
 
 def test_nothing_to_learn_from_and_another_models_tokens(write, bench, tmp_path):
     with pytest.raises(ConfigurationError, match="no scored"):
-        replay.replay(SETTINGS, recipe(), replay.read(write(line(1, None, at=0.0))), tmp_path / "out", lambda _: None)
+        replay_input.read(write(line(1, None, at=0.0)))
     foreign = line(1, 1.0, at=0.0, token_ids=[VOCABULARY, 1])
     with pytest.raises(ConfigurationError, match="name its model"):
-        replay.replay(SETTINGS, recipe(), replay.read(write(foreign)), tmp_path / "out", lambda _: None)
+        replay.replay(SETTINGS, recipe(), replay_input.read(write(foreign)), tmp_path / "out", lambda _: None)

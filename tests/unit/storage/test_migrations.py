@@ -69,7 +69,7 @@ async def test_a_file_is_made_with_its_folder_and_only_by_upgrade(tmp_path) -> N
     path = tmp_path / "new" / "folder" / "a.db"
     url = f"sqlite+aiosqlite:///{path}"
     database = Database(url)
-    with pytest.raises(ConfigurationError, match=r"There is no database at .*Run `online-sao db upgrade`"):
+    with pytest.raises(ConfigurationError, match=r"There is no database at .*--data-dir.*`online-sao db upgrade`"):
         await require_current(database)
     assert not path.exists(), "asking must not create an empty database"
     await upgrade(url)
