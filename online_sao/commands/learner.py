@@ -14,8 +14,6 @@ from online_sao.commands.words import age
 
 app = typer.Typer(no_args_is_help=True, help="The learner: status, pause, resume. Needs the running service.")
 
-SILENT_SECONDS = 15.0
-"""A learner that has given no sign of life for this long is not there, or too busy to give one."""
 _SHOWN = ("as_of", "learner", "batch_size", "pipeline", "last_update", "alarms")
 
 
@@ -64,14 +62,18 @@ def _print(found: dict[str, Any]) -> None:
 
 def _doing(found: dict[str, Any]) -> str:
     learner = found["learner"]
-    phase, detail, heartbeat = learner["phase"], learner["detail"], learner["heartbeat_age"]
+    phase, detail, presence = learner["phase"], learner["detail"], learner["presence"]
     ready = found["pipeline"].get("ready", 0)
     queue = f"{ready} of {found['batch_size']} scored answers for the next update"
-    if phase == "stopped":
+    if presence in ("stopped", "off") or (presence == "alive" and phase == "stopped"):
         started = "" if detail else " Start the server without --no-learner, or run `online-sao learn`."
         return f"The learner is stopped{f': {detail}' if detail else '.'}{started}"
-    if heartbeat is None or heartbeat > SILENT_SECONDS:
-        return f"The learner is silent; the last it said was {phase!r}. It is starting, very busy or gone: the server's log says which."
+    if presence == "starting":
+        return "The learner is starting."
+    if presence == "ended":
+        return f"The learner has ended, and is started again by itself; the server's log says why it ended. Waiting: {queue}."
+    if presence == "silent":
+        return f"The learner has given no sign of life for {age(learner['silence'])}. It is very busy or hangs: the server's log says which."
     if learner["paused"]:
         return f"The learner is paused. Waiting: {queue}."
     if phase == "waiting":

@@ -20,6 +20,8 @@ STATUS = {
         "paused": False,
         "pause_reason": None,
         "heartbeat_age": 1.0,
+        "presence": "alive",
+        "silence": 1.0,
         "pid": 7,
         "lineage_epoch": 0,
         "head_version": 3,
