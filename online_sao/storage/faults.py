@@ -36,6 +36,8 @@ _POSTGRESQL: dict[str, tuple[type[StorageError], str]] = {
     "25006": (StorageError, _READ_ONLY),
     "58030": (StorageError, _IO),
     "53300": (StorageError, _BUSY),
+    "57P01": (StorageError, _AWAY),
+    "57P02": (StorageError, _AWAY),
     "57P03": (StorageError, _AWAY),
 }
 """By SQLSTATE; class 08 (connection exceptions) besides."""

@@ -72,9 +72,10 @@ async def _migrate(url: str, revision: str, *, down: bool = False) -> None:
     try:
         async with for_writing(engine).begin() as connection:
             await connection.run_sync(_run, revision, down)
-    except OperationalError as error:
+    except (OperationalError, ConnectionError) as error:
+        advice = "the database server runs" if path is None else f"{path} can be written"
         raise ConfigurationError(
-            f"The database cannot be opened: {error.orig}. Check storage.database_url, and that {path or 'it'} can be written."
+            f"The database cannot be opened: {getattr(error, 'orig', error)}. Check storage.database_url, and that {advice}."
         ) from error
     finally:
         await engine.dispose()

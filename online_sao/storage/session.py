@@ -54,10 +54,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     """Async engine for SQLite (aiosqlite) or PostgreSQL (asyncpg). ``foreign_keys`` False is for migrations, which may rebuild a table in SQLite."""
     path = sqlite_path(url)
     if path is None:
-        try:
-            return create_async_engine(url, pool_pre_ping=True, **_POOL)
-        except ModuleNotFoundError as error:
-            raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
+        return _create_postgresql_engine(url)
     engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_POOL)
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -75,6 +72,23 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get(_BEGIN, 'DEFERRED')}")
+
+    return engine
+
+
+def _create_postgresql_engine(url: str) -> AsyncEngine:
+    try:
+        engine = create_async_engine(url, pool_pre_ping=True, **_POOL)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def _connect(dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
+        # A server that is down, starting or refusing shows in a dozen types: a socket file that is missing, a timeout, errors of the driver's own.
+        try:
+            return dialect.connect(*arguments, **parameters)
+        except Exception as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
 
     return engine
 

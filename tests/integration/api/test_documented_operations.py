@@ -59,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_the_commands_run_as_written(server: Server, tmp_path: Path) -> None:
     commands = documented()
     assert {words[1] for words in commands} == {"policies", "learner", "doctor", "export", "replay", NEEDS_THE_SERVICE_STOPPED}
-    (tmp_path / "online-sao.toml").write_text(f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\n[server]\nport = {server.port}\n')
+    (tmp_path / "online-sao.toml").write_text(f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\nlora_rank = 4\n[server]\nport = {server.port}\n')
     used(server)
     for program, *arguments in commands:
         assert program == "online-sao"

@@ -65,7 +65,15 @@ class Sqlstate(Exception):
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("53100", StorageFullError), ("25006", StorageError), ("08006", StorageError), ("57P03", StorageError), ("23505", None)]
+    ("code", "expected"),
+    [
+        ("53100", StorageFullError),
+        ("25006", StorageError),
+        ("08006", StorageError),
+        ("57P01", StorageError),
+        ("57P03", StorageError),
+        ("23505", None),
+    ],
 )
 def test_what_postgresql_says(code, expected):
     error = storage_error(DBAPIError("SELECT 1", None, Sqlstate(code)))

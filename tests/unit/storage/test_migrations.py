@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from online_sao.errors import ConfigurationError
+from online_sao.errors import ConfigurationError, StorageError
 from online_sao.storage.migrations import downgrade, require_current, upgrade
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.session import Database, create_engine, sqlite_path
@@ -104,3 +104,14 @@ def test_a_database_that_cannot_work_is_refused_with_what_can(url) -> None:
     with pytest.raises(ConfigurationError, match=r"postgresql\+asyncpg://.*sqlite\+aiosqlite:") as refused:
         Database(url)
     assert "host" not in str(refused.value), "a URL may hold a password"
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_server_that_is_not_there_is_told(tmp_path) -> None:
+    for url in (f"postgresql+asyncpg://nobody@/nothing?host={tmp_path}", "postgresql+asyncpg://nobody@127.0.0.1:9/nothing"):
+        with pytest.raises(ConfigurationError, match="cannot be opened: .*that the database server runs"):
+            await upgrade(url)
+        database = Database(url)
+        with pytest.raises(StorageError, match="does not answer"):
+            await database.ping()
+        await database.dispose()
