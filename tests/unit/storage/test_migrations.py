@@ -109,7 +109,7 @@ def test_a_database_that_cannot_work_is_refused_with_what_can(url) -> None:
 @pytest.mark.only_on("postgresql")
 async def test_a_server_that_is_not_there_is_told(tmp_path) -> None:
     for url in (f"postgresql+asyncpg://nobody@/nothing?host={tmp_path}", "postgresql+asyncpg://nobody@127.0.0.1:9/nothing"):
-        with pytest.raises(ConfigurationError, match="cannot be opened: .*that the database server runs"):
+        with pytest.raises(ConfigurationError, match=r"cannot be opened: .*that the database server runs"):
             await upgrade(url)
         database = Database(url)
         with pytest.raises(StorageError, match="does not answer"):
