@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"seed {seed} failed: {error.message}", style="red", markup=False)
             continue
         unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(result, indent=1) + "\n")
+        unfinished.write_text(json.dumps(result, separators=(",", ":")) + "\n")
         unfinished.rename(path)
         if not arguments.keep_data:
             shutil.rmtree(folder)
