@@ -161,6 +161,7 @@ async def test_erasing_removes_content_and_keeps_counts(database, chats, service
         await erasure.erase_completion("chatcmpl-nothing")
 
 
+@pytest.mark.only_on("sqlite")
 async def test_what_is_erased_is_in_no_file_of_the_database(database, chats, service) -> None:
     """Short texts lie in the row, long ones in pages of their own, users in an index; the log keeps pages as they were."""
     long = "a secret of many pages " * 2000
