@@ -57,7 +57,7 @@ def run(source: str, address: str, namespace: dict[str, Any]) -> str:
 
 def shape(output: str) -> str:
     """What must be the same on every run: not ids, numbers, or what the model said."""
-    output = re.sub(r"says: .*", "says: …", output)
+    output = re.sub(r"says: .*", "says: …", output, flags=re.DOTALL)  # the last that is printed; an answer may have several lines
     output = re.sub(r"\b(chatcmpl|fb)-\w+", r"\1-…", output)
     output = re.sub(r"(queued → )(trained → )?live", "queued → live", output)
     return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", output).strip()
