@@ -6,6 +6,7 @@ close. Next to a learner and an engine that keep every core busy, each crossing 
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,14 @@ def connect(path: Path) -> OneCrossingConnection:
 class OneCrossingConnection(aiosqlite.Connection):
     def cursor(self) -> OneCrossingCursor:  # type: ignore[override]
         return OneCrossingCursor(self)
+
+    async def _connect(self) -> aiosqlite.Connection:
+        try:
+            return await super()._connect()
+        except sqlite3.Error:
+            # Its thread has been told to end, and answers to the event loop: which must not be closed by then.
+            await asyncio.to_thread(self._thread.join)
+            raise
 
     async def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call ``function`` in the connection's thread."""

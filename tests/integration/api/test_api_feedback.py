@@ -28,7 +28,17 @@ def test_a_score_gets_a_receipt_that_can_be_read_again(http: httpx.Client, compl
         "reason": None,
     }
     assert {key: receipt[key] for key in expected} == expected
-    assert set(receipt) - set(expected) == {"id", "reward", "update", "policy_version", "masked_fraction", "created", "updated"}
+    assert set(receipt) - set(expected) == {
+        "id",
+        "reward",
+        "update",
+        "policy_version",
+        "masked_fraction",
+        "created",
+        "updated",
+        "advice",
+        "comment",
+    }
     assert http.get(f"/v1/feedback/{receipt['id']}").json() == receipt
     row = server.interaction(completion.id)
     assert (row["state"], row["reward"]) == ("ready", 0.5)

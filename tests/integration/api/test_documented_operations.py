@@ -18,9 +18,9 @@ from test_api_rollback import served
 from tiny_model import tiny_model
 
 BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-VERSIONS = {"12": "1", "15": "2"}
-"""Those of the page, and those that the service here has."""
-TALKS_TO_THE_SERVICE = ("policies", "learner")
+STANDS_FOR = {"12": "1", "15": "2"}
+"""Versions of the page, and those that the service here has."""
+TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase")
 NEEDS_THE_SERVICE_STOPPED = "pretrain-value"
 NOT_INSTALLED_WITH_IT = "tensorboard"
 
@@ -37,14 +37,17 @@ def run(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def chat(server: Server, question: str, person: str) -> str:
+    body = {"model": "tiny", "messages": user(question), "max_tokens": 8, "user": person}
+    return str(httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).raise_for_status().json()["id"])
+
+
 def used(server: Server) -> None:
     for version in (1, 2):
         publish(server, version, seed=version)
         served(server, version)
         for number in range(8):
-            body = {"model": "tiny", "messages": user(f"What is {number}?"), "max_tokens": 8}
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).raise_for_status().json()
-            score = {"completion_id": answer["id"], "value": number / 8}
+            score = {"completion_id": chat(server, f"What is {number}?", "ada"), "value": number / 8}
             httpx.post(f"{server.url}/v1/feedback", json=score, trust_env=False, timeout=60).raise_for_status()
 
 
@@ -58,13 +61,17 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_the_commands_run_as_written(server: Server, tmp_path: Path) -> None:
     commands = documented()
-    assert {words[1] for words in commands} == {"policies", "learner", "doctor", "export", "replay", NEEDS_THE_SERVICE_STOPPED}
+    assert {words[1] for words in commands} == {*TALKS_TO_THE_SERVICE, "doctor", "export", "replay", NEEDS_THE_SERVICE_STOPPED}
     (tmp_path / "online-sao.toml").write_text(f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\nlora_rank = 4\n[server]\nport = {server.port}\n')
     used(server)
+    chat(server, "Who am I?", "eve")
+    stands_for = {**STANDS_FOR, "chatcmpl-…": chat(server, "And I?", "bob")}
     for program, *arguments in commands:
         assert program == "online-sao"
         if arguments[0] in TALKS_TO_THE_SERVICE:
-            arguments = [VERSIONS.get(word, word) for word in arguments] + ["--url", server.url]
+            arguments = [stands_for.get(word, word) for word in arguments] + ["--url", server.url]
+        if arguments[0] == "erase":
+            arguments.append("--yes")
         if arguments[0] == NEEDS_THE_SERVICE_STOPPED:
             server.stop()
         done = run(tmp_path, arguments)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -162,3 +163,20 @@ async def test_rows_come_back_whatever_statement_gives_them(database) -> None:
 
 async def test_ping(database) -> None:
     await database.ping()
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_file_that_cannot_be_opened_leaves_no_thread_behind(tmp_path) -> None:
+    """One that ends after the event loop does would print a traceback over the line that says what to do."""
+
+    async def fail() -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}")  # a folder
+        with pytest.raises(StorageError):
+            await database.ping()
+        left.extend(thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name)
+        await database.dispose()
+
+    left: list[threading.Thread] = []
+    for _ in range(10):
+        asyncio.run(fail())
+    assert left == []
