@@ -53,7 +53,7 @@ def used(server: Server) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "data").start()
+    server = Server(tmp_path / "data", {"ONLINE_SAO_POLICY__LORA_RANK": "4"}).start()  # that of the versions published below
     yield server
     if server.process is not None and server.process.poll() is None:
         server.stop()
