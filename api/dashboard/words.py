@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from online_sao.types import TrajectoryState
+from online_sao.wording import age as age
 
 MISSING = "–"
-
-
-def age(seconds: float) -> str:
-    """How long ago: 4 s, 3 min, 2 h, 5 d. Clocks that disagree by a little give 0 s, never a negative age."""
-    seconds = max(0.0, seconds)
-    for limit, unit, size in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,8 @@ import typer
 
 from online_sao.commands.common import ConfigOption, console
 from online_sao.commands.service import ApiKeyOption, JsonOption, UrlOption, find_service
-from online_sao.commands.words import age, when_utc
+from online_sao.commands.words import when_utc
+from online_sao.wording import age
 
 
 def alarms(

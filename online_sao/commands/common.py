@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from online_sao.errors import ConfigurationError
-from online_sao.spelling import did_you_mean
+from online_sao.wording import did_you_mean
 
 if TYPE_CHECKING:
     from online_sao.config import Settings

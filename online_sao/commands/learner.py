@@ -10,7 +10,7 @@ import typer
 from online_sao.commands.alarms import alarm_lines
 from online_sao.commands.common import ConfigOption, console
 from online_sao.commands.service import ApiKeyOption, JsonOption, Service, UrlOption, find_service
-from online_sao.commands.words import age
+from online_sao.wording import age
 
 app = typer.Typer(no_args_is_help=True, help="The learner: status, pause, resume. Needs the running service.")
 

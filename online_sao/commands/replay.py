@@ -9,7 +9,7 @@ import typer
 
 from online_sao.commands.common import ConfigOption, console, load_settings
 from online_sao.errors import ConfigurationError
-from online_sao.spelling import did_you_mean
+from online_sao.wording import did_you_mean
 
 if TYPE_CHECKING:
     from online_sao.algorithm.recipes import Recipe

@@ -20,15 +20,6 @@ def when_utc(at: float | None) -> str:
     return MISSING if at is None else f"{when(at)} UTC"
 
 
-def age(seconds: float) -> str:
-    """4 s, 3 min, 2 h, 5 d. Clocks that disagree by a little give 0 s, never a negative age."""
-    seconds = max(0.0, seconds)
-    for limit, unit, size in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
 def score(version: dict[str, Any], score_range: Sequence[float]) -> str:
     """A version's mean score with its 95 % interval, cut where no score can be."""
     if version["mean_score"] is None:

@@ -12,8 +12,8 @@ import pytest
 from online_sao.commands.common import load_settings
 from online_sao.commands.export import _time
 from online_sao.errors import ConfigurationError
-from online_sao.spelling import did_you_mean
 from online_sao.storage.migrations import upgrade
+from online_sao.wording import did_you_mean
 
 
 @pytest.mark.parametrize("text", ["-5", "2026", "1769882400000", "nan", "inf", "yesterday", "1e300"])
