@@ -60,8 +60,8 @@ class PolicySettings(_Group):
 
 
 class EngineSettings(_Group):
-    kind: Literal["transformers"] = "transformers"
-    """Which inference engine serves."""
+    kind: Literal["transformers", "vllm"] = "transformers"
+    """Which inference engine serves: the embedded one, or vLLM (installed apart: docs/operations.md)."""
     threads: int = Field(0, ge=0)
     """Torch threads of the engine. 0: all cores."""
     max_concurrent: int = Field(16, gt=0)

@@ -98,7 +98,7 @@ class InferenceEngine(Protocol):
         """Log-probability of each token but the first given those before it, untempered, under the weights being served. Users' decoding waits in
         pieces of a fraction of a second. Raises EngineError if a swap comes in between, ContextLengthError if the text is too long."""
 
-    def served_digest(self) -> tuple[float, ...]:
+    async def served_digest(self) -> tuple[float, ...]:
         """Fingerprint of the weights being served, read from the weights themselves."""
 
     async def stop(self) -> None: ...

@@ -8,7 +8,6 @@ Knows nothing of chat, storage or how versions come about.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import math
@@ -24,9 +23,10 @@ import torch
 from transformers import PreTrainedModel
 
 from online_sao.config import EngineSettings
-from online_sao.errors import ConfigurationError, ContextLengthError, EngineError, InvalidRequestError
+from online_sao.errors import ConfigurationError, EngineError
 from online_sao.inference import continuous_batching as batching
 from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, TokenDelta, TopLogprobs
+from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.text_scoring import TextScorer
 from online_sao.models.adapter import Adapter, MergedWeights, check_fits, read_adapter
@@ -35,8 +35,6 @@ from online_sao.models.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
 
-MAX_TOP_LOGPROBS = 20
-"""What OpenAI's contract allows. Finding them costs a partial sort of the vocabulary for each token of a request that asks."""
 MIN_TEMPERATURE = 1e-3
 """Lowest temperature above 0: below it, tempered fp32 logits are no longer exact enough to learn from."""
 
@@ -62,7 +60,7 @@ class _Serving:
     model: PreTrainedModel
     weights: MergedWeights
     adapter: Adapter | None
-    vocabulary: int
+    limits: RequestLimits
     weights_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -100,9 +98,11 @@ class TransformersEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
 
-    def served_digest(self) -> tuple[float, ...]:
-        """About 0.3 s of computation for the bundled model: call it in a thread."""
-        serving = self._require_serving()
+    async def served_digest(self) -> tuple[float, ...]:
+        """About 0.3 s of computation for the bundled model, in a thread."""
+        return await asyncio.to_thread(self._digest, self._require_serving())
+
+    def _digest(self, serving: _Serving) -> tuple[float, ...]:
         with serving.weights_lock:
             return fingerprint(serving.weights.served)
 
@@ -128,14 +128,14 @@ class TransformersEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from: it must not reach the batch."""
         serving = self._require_serving()
-        max_tokens = self._check(request, serving.vocabulary)
+        max_tokens = serving.limits.check(request)
         async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / batching.PAGE_TOKENS)):
             serving = self._require_serving()
             # Ids of our own: a new request must not meet the cancellation of an earlier one that had the same id.
             key = f"{next(self._ids)}:{request.request_id}"
             live = self._live[key] = _Live(frozenset(request.eos_token_ids))
             try:
-                self._submit(serving.manager, key, request, max_tokens, serving.vocabulary)
+                self._submit(serving, key, request, max_tokens)
                 while not live.finished:
                     delta = await live.deltas.get()
                     if isinstance(delta, EngineError):
@@ -159,11 +159,7 @@ class TransformersEngine:
     async def score_text(self, token_ids: Sequence[int]) -> list[float]:
         """See the contract. Each chunk is a pause of its own, at a token boundary; between two, decoding goes on for as long as the last one took."""
         serving, version = self._require_serving(), self._version
-        limit = self._settings.max_context_tokens
-        if len(token_ids) > limit:
-            raise ContextLengthError(f"The text has {len(token_ids)} tokens; the context holds {limit}.")
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < serving.vocabulary:
-            raise InvalidRequestError(f"token_ids must be from 0 to {serving.vocabulary - 1}.")
+        serving.limits.check_text(tuple(token_ids))
         scorer = TextScorer(serving.model, token_ids)
         while not scorer.finished:
             started = time.perf_counter()
@@ -199,7 +195,8 @@ class TransformersEngine:
         if adapter is not None:
             weights.apply(adapter)
         manager = batching.build_manager(model, self._settings, loop, self._receive)
-        return _Serving(manager, model, weights, adapter, model.config.vocab_size)
+        limits = RequestLimits(model.config.vocab_size, self._settings.max_context_tokens, MIN_TEMPERATURE)
+        return _Serving(manager, model, weights, adapter, limits)
 
     def _swap(self, loop: asyncio.AbstractEventLoop, serving: _Serving, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         started = time.perf_counter()
@@ -241,31 +238,9 @@ class TransformersEngine:
             raise EngineError("The engine's generation loop has ended.")
         return self._serving
 
-    def _check(self, request: EngineRequest, vocabulary: int) -> int:
-        """The number of tokens that may be sampled. Raises for anything that would be a fault inside the batch, where it would hit the others too."""
-        room = self._settings.max_context_tokens - len(request.prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"The prompt has {len(request.prompt_ids)} tokens; with one token of answer the context holds {self._settings.max_context_tokens}.",
-                param="messages",
-            )
-        if not request.prompt_ids or min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise InvalidRequestError(f"prompt_ids must be a non-empty sequence of ids from 0 to {vocabulary - 1}.", param="messages")
-        if request.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens is {request.max_tokens}; it must be at least 1.", param="max_tokens")
-        if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature < math.inf:
-            raise InvalidRequestError(
-                f"temperature is {request.temperature}; it must be 0 (greedy) or at least {MIN_TEMPERATURE}.", param="temperature"
-            )
-        if not 0 < request.top_p <= 1:
-            raise InvalidRequestError(f"top_p is {request.top_p}; it must be above 0 and at most 1.", param="top_p")
-        if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise InvalidRequestError(f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}.", param="top_logprobs")
-        return min(request.max_tokens, room)
-
-    def _submit(self, manager: Any, key: str, request: EngineRequest, max_tokens: int, vocabulary: int) -> None:
+    def _submit(self, serving: _Serving, key: str, request: EngineRequest, max_tokens: int) -> None:
         greedy = request.temperature == 0
-        added = manager.add_request(
+        added = serving.manager.add_request(
             list(request.prompt_ids),
             request_id=key,
             max_new_tokens=max_tokens,
@@ -273,7 +248,7 @@ class TransformersEngine:
             eos_token_id=list(request.eos_token_ids),
             temperature=float(request.temperature),
             top_p=1.0 if greedy else float(request.top_p),
-            **_options(request, vocabulary),
+            **_options(request, serving.limits.vocabulary),
         )
         if added is None:
             raise EngineError("The engine's generation loop has ended.")
@@ -311,10 +286,9 @@ class TransformersEngine:
 
 def _options(request: EngineRequest, vocabulary: int) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if request.seed is not None and request.temperature > 0:
-        # The prompt takes part: a client that always sends one seed must not draw the same numbers for every question.
-        prompt = hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
-        options["random_key"] = f"{request.seed}:{prompt}"
+    key = seed_key(request)
+    if key is not None:
+        options["random_key"] = key
     if request.top_logprobs:
         options["top_logprobs"] = min(request.top_logprobs, vocabulary)
     return options

@@ -8,7 +8,7 @@ the tolerance, the smallest training step far above it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,18 +23,22 @@ def fingerprint(named_matrices: Mapping[str, Tensor]) -> tuple[float, ...]:
         return tuple(_project(name, named_matrices[name]) for name in sorted(named_matrices))
 
 
+def fingerprint_of_products(products: Iterable[tuple[str, Tensor]]) -> tuple[float, ...]:
+    """The same from (name, W_i v_i [out]) in the order of the names, v_i = ``signs(f"{name}:v", in)``: for weights that can be applied but not read."""
+    return tuple(float(signs(f"{name}:u", product.shape[0]).to(product.device) @ product.to(torch.float64)) for name, product in products)
+
+
 def matches(expected: Sequence[float], served: Sequence[float], tolerance: float = TOLERANCE) -> bool:
     """Whether two fingerprints are of the same weights. False for another number of matrices, and for anything not finite."""
     return len(expected) == len(served) and all(abs(e - s) <= tolerance for e, s in zip(expected, served, strict=True))
 
 
 def _project(name: str, weight: Tensor) -> float:
-    rows, columns = weight.shape
-    projected = weight.to(torch.float64) @ _signs(f"{name}:v", columns).to(weight.device)
-    return float(_signs(f"{name}:u", rows).to(weight.device) @ projected)
+    product = weight.to(torch.float64) @ signs(f"{name}:v", weight.shape[1]).to(weight.device)
+    return fingerprint_of_products([(name, product)])[0]
 
 
-def _signs(seed: str, count: int) -> Tensor:
+def signs(seed: str, count: int) -> Tensor:
     """±1 [count] from the SHAKE-256 stream of ``seed``: the same with every library version and on every machine."""
     stream = bytearray(hashlib.shake_256(seed.encode()).digest(count))
     return (torch.frombuffer(stream, dtype=torch.uint8) & 1).to(torch.float64) * 2 - 1

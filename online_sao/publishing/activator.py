@@ -85,7 +85,7 @@ class Activator:
 
     async def confirm_started(self, start: StartVersion) -> None:
         """Raises PolicyStoreError unless the started engine really serves the version it was told to."""
-        _check_digest(start.served_digest, await asyncio.to_thread(self._engine.served_digest))
+        _check_digest(start.served_digest, await self._engine.served_digest())
 
     async def poll(self) -> SwapReport | None:
         """Load what waits for it, if anything does: the version of a rollback first, else the oldest new one. Returns how the swap went; None:

@@ -15,7 +15,7 @@ import torch
 from online_sao.config import Settings
 from online_sao.inference.engine import EngineRequest
 from online_sao.inference.renderer import Renderer
-from online_sao.inference.transformers_engine import TransformersEngine
+from online_sao.inference.engines import build_engine
 from online_sao.models import catalog
 from online_sao.models.adapter import MergedWeights, read_adapter
 from online_sao.runtime.doctor import Check
@@ -61,7 +61,7 @@ async def self_check(settings: Settings) -> Check:
     version, folder = await _active(settings)
     renderer = await asyncio.to_thread(Renderer.from_model, path)
     prompt = renderer.render([{"role": "user", "content": PROBE}])
-    engine = TransformersEngine(settings.engine, path)
+    engine = build_engine(settings.engine, path)
     token_ids: list[int] = []
     sampled: list[float] = []
     await engine.start(version, folder)

@@ -21,7 +21,7 @@ from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
 from online_sao.experience.rewards import score_to_reward
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.renderer import Renderer
-from online_sao.inference.transformers_engine import TransformersEngine
+from online_sao.inference.engines import build_engine
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
@@ -198,7 +198,7 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await _in_daemon_thread(prepare)
-        engine = TransformersEngine(self.settings.engine, path)
+        engine = build_engine(self.settings.engine, path)
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
         self._engine = engine
         self._renderer = renderer

@@ -18,8 +18,8 @@ from online_sao.models.catalog import load_tokenizer, obtain
 
 __all__ = ["HERMES_TEMPLATE", "TOOL_CALL", "bundled_model", "tiny_model", "tool_calling_model", "write_random_adapter"]
 
-_FOLDER = "online-sao-tiny-model-1"
-_TOOL_FOLDER = "online-sao-tool-calling-model-1"
+_FOLDER = "online-sao-tiny-model-2"
+_TOOL_FOLDER = "online-sao-tool-calling-model-2"
 
 TOOL_CALL = (
     "I will look.",
@@ -83,8 +83,8 @@ def _config(tokenizer: Any, **changes: Any) -> LlamaConfig:
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 2,  # of 32, the smallest that vLLM serves on a CPU
+        "num_key_value_heads": 1,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         "initializer_range": 0.3,  # wide enough that contexts matter and distributions are far from uniform

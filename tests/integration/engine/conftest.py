@@ -10,7 +10,7 @@ import pytest
 
 from online_sao.config import EngineSettings
 from online_sao.inference.engine import InferenceEngine
-from online_sao.inference.transformers_engine import TransformersEngine
+from online_sao.inference.engines import build_engine
 from tests.fakes.tiny_model import bundled_model, tiny_model, write_random_adapter
 from tests.integration.engine.engine_client import Client, Reference
 
@@ -19,8 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_model: uses the bundled 135M model (about a minute in all)")
 
 
-async def make_transformers_engine(path: Path, **settings: object) -> InferenceEngine:
-    return TransformersEngine(EngineSettings(**({"threads": 1} | settings)), path)  # type: ignore[arg-type]
+def make_engine(kind: str, path: Path, settings: dict[str, object]) -> InferenceEngine:
+    return build_engine(EngineSettings(**({"kind": kind, "threads": 1} | settings)), path)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,19 +30,57 @@ def quick_collections() -> None:
     gc.freeze()
 
 
-ENGINES = {"transformers": make_transformers_engine}
-"""Every engine must pass the contract: add a factory here."""
-
 Start = Callable[..., Awaitable[Client]]
 
 
-@pytest.fixture(params=ENGINES)
-async def start(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Start]:
-    """Starts an engine on ``model_path``, by settings; stops it at the end."""
+class Started:
+    """vLLM takes half a minute to start, so one that has been started is used again by whatever test wants the same of it."""
+
+    MOST = 2
+
+    def __init__(self) -> None:
+        self._engines: dict[str, InferenceEngine] = {}
+
+    async def get(self, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
+        policy = settings.pop("kv_policy", "keep")
+        key = repr((path, sorted(settings.items())))
+        engine = self._engines.pop(key, None)
+        if engine is None or not engine.healthy:
+            if engine is not None:
+                await engine.stop()
+            while len(self._engines) >= self.MOST:
+                await self._engines.pop(next(iter(self._engines))).stop()
+            engine = make_engine("vllm", path, settings)
+            await engine.start(version, adapter_dir)
+        else:
+            await engine.swap(version, adapter_dir)
+        # What happens at a swap is decided at the swap.
+        engine._settings = engine._settings.model_copy(update={"kv_policy": policy})  # type: ignore[attr-defined]
+        self._engines[key] = engine
+        return engine
+
+    async def stop(self) -> None:
+        for engine in self._engines.values():
+            await engine.stop()
+
+
+@pytest.fixture(scope="session")
+async def started() -> AsyncIterator[Started]:
+    engines = Started()
+    yield engines
+    await engines.stop()
+
+
+@pytest.fixture
+async def start(pytestconfig: pytest.Config, model_path: Path, started: Started) -> AsyncIterator[Start]:
+    """Starts an engine on ``model_path``, by settings; stops it at the end. ``--engine`` says which kind."""
     engines: list[InferenceEngine] = []
+    kind = pytestconfig.getoption("--engine")
 
     async def begin(version: int = 0, adapter_dir: Path | None = None, **settings: object) -> Client:
-        engine = await ENGINES[request.param](model_path, **settings)
+        if kind == "vllm":
+            return Client(await started.get(model_path, settings, version, adapter_dir))
+        engine = make_engine(kind, model_path, settings)
         engines.append(engine)
         await engine.start(version, adapter_dir)
         return Client(engine)

@@ -233,7 +233,7 @@ async def test_a_request_recomputed_twice_keeps_all_its_tokens(start, reference,
 @pytest.mark.parametrize("kv_policy", ["keep", "recompute"])
 async def test_fifty_swaps_under_eight_clients_fail_nobody(start, adapters, kv_policy):
     client = await start(kv_policy=kv_policy)
-    expected = {0: client.engine.served_digest()}
+    expected = {0: await client.engine.served_digest()}
     done, stop, finished = [], False, 0
 
     async def chat(i):
@@ -249,7 +249,7 @@ async def test_fifty_swaps_under_eight_clients_fail_nobody(start, adapters, kv_p
     for swap in range(1, 51):
         version = swap % 5
         report = await client.engine.swap(swap, adapters.get(version))
-        assert report.served_digest == client.engine.served_digest() == expected.setdefault(version, report.served_digest)
+        assert report.served_digest == await client.engine.served_digest() == expected.setdefault(version, report.served_digest)
         in_flight += report.requests_in_flight
     stop = True
     await asyncio.gather(*clients)
@@ -265,7 +265,7 @@ async def test_fifty_swaps_under_eight_clients_fail_nobody(start, adapters, kv_p
 
 async def test_back_on_the_base_every_logprob_is_the_bases(start, reference, adapters):
     client = await start()
-    digest = client.engine.served_digest()
+    digest = await client.engine.served_digest()
     await client.engine.swap(1, adapters[1])
     report = await client.engine.swap(2, None)
     assert report.served_digest == digest
@@ -292,13 +292,13 @@ async def test_a_bad_adapter_changes_nothing(start, reference, adapters, tmp_pat
             )
 
     client = await start(1, adapters[1])
-    digest = client.engine.served_digest()
+    digest = await client.engine.served_digest()
     task, sampled = client.begin(max_tokens=20)
     await until(lambda: bool(sampled.token_ids))
     with pytest.raises(PolicyStoreError):
         await client.engine.swap(2, bad)
     assert client.engine.policy_version == 1
-    assert client.engine.served_digest() == digest
+    assert await client.engine.served_digest() == digest
     result = await task
     assert result.versions == [1] * 20
     assert difference(result, logprobs(reference.logits(PROMPT, result.token_ids, adapters[1]), result.token_ids)) < EXACT

@@ -47,7 +47,7 @@ async def test_a_dead_loop_tells_everyone_and_can_be_started_again(engine):
 async def test_a_merge_that_fails_midway_puts_the_old_weights_back(engine, reference, adapters, monkeypatch, error):
     client = Client(engine)
     await engine.swap(1, adapters[1])
-    digest = engine.served_digest()
+    digest = await engine.served_digest()
     merged, calls = adapter_module.merged, 0
 
     def fails_at_the_fifth(*arguments, **options):
@@ -63,7 +63,7 @@ async def test_a_merge_that_fails_midway_puts_the_old_weights_back(engine, refer
     with pytest.raises((MemoryError, EngineError)):
         await engine.swap(2, adapters[2])
     assert calls > 5
-    assert engine.served_digest() == digest
+    assert await engine.served_digest() == digest
     assert engine.policy_version == 1
     result = await task
     assert difference(result, logprobs(reference.logits(PROMPT, result.token_ids, adapters[1]), result.token_ids)) < 1e-4
@@ -92,7 +92,7 @@ async def test_a_swap_whose_caller_is_cancelled_ends_before_the_next_begins(engi
         await swap
     report = await engine.swap(2, adapters[2])
     assert most == 1
-    assert engine.served_digest() == report.served_digest
+    assert await engine.served_digest() == report.served_digest
     result = await task
     assert result.versions == sorted(result.versions)
     assert engine.policy_version == 2

@@ -79,7 +79,7 @@ class ScriptedEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0)
 
-    def served_digest(self) -> tuple[float, ...]:
+    async def served_digest(self) -> tuple[float, ...]:
         return ()
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:

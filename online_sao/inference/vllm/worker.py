@@ -1,0 +1,132 @@
+"""What runs inside vLLM's worker process: a version's weights put in place, and the fingerprint of what serves. Imported there by its name.
+
+Owns the way from a published adapter to vLLM's fused and packed layers. Knows nothing of requests, versions' numbers or the engine around it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+
+from online_sao.inference.vllm.architecture import projection_shapes
+from online_sao.models.adapter import merged, read_adapter
+from online_sao.models.fingerprint import fingerprint_of_products, signs
+
+BACKEND = "policy_store"
+"""The name under which this module's weight transfer is known to vLLM."""
+
+
+class _OnlyWhatWasAdapted(logging.Filter):
+    """vLLM warns of every layer that an update leaves alone. Here that is the rule: embeddings, norms and the output matrix are never adapted."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Failed to load weights" not in record.msg
+
+
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_OnlyWhatWasAdapted())
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing to agree on: both sides read files."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """``adapter_dir``: a published version's folder; None: the base model."""
+
+    adapter_dir: str | None
+
+
+class PolicyStoreTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """W0 + scale · B @ A of every adapted matrix, from the base model's files and the adapter's, through vLLM's own loaders: they fuse, and pack again
+    what CPUs read packed. Every matrix that any version may change is written each time, so nothing of the version before is left."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The base class synchronises an accelerator, which a CPU has not.
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        folder = Path(self.model_config.model)
+        with torch.device(self.device):
+            self.model.load_weights(_merged_weights(folder, Path(update_info.adapter_dir) if update_info.adapter_dir else None))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        pass
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, PolicyStoreTransfer)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker: what the engine may call there."""
+
+    model_runner: Any
+    model_config: Any
+
+    def served_fingerprint(self) -> tuple[float, ...]:
+        """models.fingerprint of what serves, found by asking the layers themselves for W v: whatever they read, packed or not, is what is measured."""
+        model = self.model_runner.get_model()
+        with torch.inference_mode():
+            return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model))))
+
+
+def _merged_weights(folder: Path, adapter_dir: Path | None) -> Iterator[tuple[str, Tensor]]:
+    adapter = read_adapter(adapter_dir) if adapter_dir is not None else None
+    wanted = set(projection_shapes(folder))
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            # Layer by layer, as vLLM's loaders keep each layer's parts until it is whole.
+            for key in sorted(tensors.keys(), key=_natural):
+                name = key.removesuffix(".weight")
+                if name in wanted:
+                    wanted.discard(name)
+                    weight = tensors.get_tensor(key)
+                    yield key, weight if adapter is None else merged(weight, adapter, name)
+    if wanted:
+        raise ValueError(f"{folder} holds no weights of {sorted(wanted)[0]}")
+
+
+def _natural(key: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in key.split(".")]
+
+
+def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Tensor]]:
+    """(name, W v) of each adapted matrix, in order: v as models.fingerprint draws it from the name."""
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    owners = {part: (whole, place) for whole, parts in fused.items() for place, part in enumerate(parts)}
+    for name in sorted(shapes):
+        parent, _, part = name.rpartition(".")
+        whole, place = owners.get(part, (part, 0))
+        layer: Any = model.get_submodule(f"{parent}.{whole}")
+        reference = next(model.parameters())
+        v = signs(f"{name}:v", shapes[name][1]).to(device=reference.device, dtype=reference.dtype)
+        product = layer.quant_method.apply(layer, v.unsqueeze(0), None)[0]
+        sizes = list(getattr(layer, "output_sizes", [shapes[name][0]]))
+        start = sum(sizes[:place])
+        yield name, product[start : start + shapes[name][0]]
