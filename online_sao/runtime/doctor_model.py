@@ -14,8 +14,8 @@ import torch
 
 from online_sao.config import Settings
 from online_sao.inference.engine import EngineRequest
-from online_sao.inference.renderer import Renderer
 from online_sao.inference.engines import build_engine
+from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
 from online_sao.models.adapter import MergedWeights, read_adapter
 from online_sao.runtime.doctor import Check

@@ -20,8 +20,8 @@ from online_sao.config import Settings
 from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
 from online_sao.experience.rewards import score_to_reward
 from online_sao.inference.engine import InferenceEngine
-from online_sao.inference.renderer import Renderer
 from online_sao.inference.engines import build_engine
+from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator

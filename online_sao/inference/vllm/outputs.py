@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from online_sao.errors import EngineError
@@ -12,8 +13,8 @@ from online_sao.inference.engine import TokenDelta, TopLogprobs
 
 
 class Spans:
-    """Where, in one request, the version changes. ``state`` is vLLM's record of the request, None if that is gone already: vLLM notes there each change
-    of version with the place of its first token, and tells it on the last output only."""
+    """Where, in one request, the version changes. ``state`` is vLLM's record of the request, None if that is gone already: vLLM notes there each
+    change of version with the place of its first token, and tells it on the last output only."""
 
     def __init__(self, state: Any | None) -> None:
         self._state = state
@@ -23,7 +24,7 @@ class Spans:
         """(tokens, version) of each run of one version among the next ``count`` tokens. ``told``: the spans of a last output."""
         starts = [(span.start, span.version) for span in told] if told is not None else [(at, label) for label, at in self._starts()]
         first, self.seen = self.seen, self.seen + count
-        for (start, label), end in zip(starts, [*(at for at, _ in starts[1:]), self.seen], strict=True):
+        for (start, label), (end, _) in pairwise([*starts, (self.seen, "")]):
             tokens = min(end, self.seen) - max(start, first)
             if tokens > 0:
                 yield tokens, int(label)

@@ -37,20 +37,20 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter
 
 
 @dataclass
-class InitInfo(WeightTransferInitInfo):
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing to agree on: both sides read files."""
 
 
 @dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """``adapter_dir``: a published version's folder; None: the base model."""
 
     adapter_dir: str | None
 
 
-class PolicyStoreTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """W0 + scale · B @ A of every adapted matrix, from the base model's files and the adapter's, through vLLM's own loaders: they fuse, and pack again
-    what CPUs read packed. Every matrix that any version may change is written each time, so nothing of the version before is left."""
+class PolicyStoreTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+    """W0 + scale · B @ A of every adapted matrix, from the base model's files and the adapter's, through vLLM's own loaders: they fuse, and pack
+    again what CPUs read packed. Every matrix that any version may change is written each time, so nothing of the version before is left."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -90,7 +90,7 @@ class WorkerExtension:
     model_config: Any
 
     def served_fingerprint(self) -> tuple[float, ...]:
-        """models.fingerprint of what serves, found by asking the layers themselves for W v: whatever they read, packed or not, is what is measured."""
+        """models.fingerprint of what serves, by asking the layers themselves for W v: whatever they read, packed or not, is what is measured."""
         model = self.model_runner.get_model()
         with torch.inference_mode():
             return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model))))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from online_sao.models.adapter import Adapter, MergedView
-from online_sao.models.fingerprint import TOLERANCE, fingerprint, matches
+from online_sao.models.fingerprint import TOLERANCE, fingerprint, fingerprint_of_products, matches, signs
 
 SHAPES = {"q_proj": (576, 576), "k_proj": (192, 576), "gate_proj": (1536, 576), "down_proj": (576, 1536)}
 
@@ -34,6 +34,12 @@ def test_the_projection_by_hand():
     (before,), (after,) = fingerprint({"m": weight}), fingerprint({"m": shifted})
     assert abs(after - before) == 0.5
     assert fingerprint({"m": weight * 2}) == (2 * before,)
+
+
+def test_products_give_the_same_as_the_weights(pristine):
+    """What an engine finds that can only apply its weights, in fp32."""
+    products = [(name, (pristine[name].float() @ signs(f"{name}:v", pristine[name].shape[1]).float())) for name in sorted(pristine)]
+    assert matches(fingerprint(pristine), fingerprint_of_products(products))
 
 
 def test_the_order_is_that_of_the_names(pristine):
