@@ -12,6 +12,10 @@ from online_sao.errors import EngineError
 from online_sao.inference.engine import TokenDelta, TopLogprobs
 
 
+class NoDistributionError(EngineError):
+    """The weights gave numbers that are none. Keys and values computed from them lie in the cache."""
+
+
 class Spans:
     """Where, in one request, the version changes. ``state`` is vLLM's record of the request, None if that is gone already: vLLM notes there each
     change of version with the place of its first token, and tells it on the last output only."""
@@ -45,7 +49,7 @@ def to_deltas(output: Any, spans: Spans, top_logprobs: int) -> Iterator[TokenDel
         reason = completion.finish_reason
     logprobs, likeliest = _logprobs(completion.logprobs, token_ids, top_logprobs)
     if not all(map(math.isfinite, logprobs)):
-        raise EngineError("The model gave no finite distribution for the next token.")
+        raise NoDistributionError("The model gave no finite distribution for the next token.")
     runs = list(spans.take(len(token_ids), completion.weight_versions if output.finished else None))
     if sum(count for count, _ in runs) != len(token_ids):
         raise EngineError("vLLM did not say which weights a token is of.")

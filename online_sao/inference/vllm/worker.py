@@ -95,6 +95,11 @@ class WorkerExtension:
         with torch.inference_mode():
             return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model))))
 
+    def zero_cache(self) -> None:
+        """Zeros for all keys and values. Only where no request counts on them any more."""
+        for cache in self.model_runner.kv_caches:
+            cache.zero_()
+
 
 def _merged_weights(folder: Path, adapter_dir: Path | None) -> Iterator[tuple[str, Tensor]]:
     adapter = read_adapter(adapter_dir) if adapter_dir is not None else None

@@ -1,0 +1,119 @@
+"""One running vLLM core as the engine deals with it: calls that cannot hang, weights put in place, requests told when it ends. Owns what is known of
+the core: whether it lives, whose weights it has, which requests are inside. Knows nothing of when a version changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from online_sao.errors import EngineError
+from online_sao.inference.vllm.outputs import Spans
+
+T = TypeVar("T")
+
+STEP_SECONDS = 60.0
+"""Longest wait for one call. A call to a core that has died never returns."""
+ENDED = "vLLM's engine core has ended."
+
+
+class Core:
+    """``llm``: an AsyncLLM serving the base model. Use from one event loop."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.adapter_dir: Path | None = None
+        """That of the weights in place; None: the base model's."""
+        self.poisoned = False
+        """The cache holds keys and values that are no numbers, which vLLM's attention multiplies by 0 for whoever gets their place next: 0 · NaN is
+        NaN."""
+        self._half_done = False
+        self._collectors: dict[str, Any] = {}
+        self._broken: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it can serve no longer; None: it can."""
+        return ENDED if self.llm.errored else self._broken
+
+    async def pause(self, *, clear_cache: bool) -> None:
+        """At a token boundary; requests stay. ``clear_cache``: and compute all their keys and values again when it goes on."""
+        await self.call(self.llm.pause_generation(mode="keep", clear_cache=clear_cache))
+
+    async def resume(self) -> None:
+        await self.call(self.llm.resume_generation())
+
+    async def put_in_place(self, label: str, adapter_dir: Path | None) -> None:
+        """The weights of an adapter (None: the base's) in place of what is there, and what is sampled from now on labelled. Only while paused, or
+        with no request inside."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        if adapter_dir is None and self.adapter_dir is None and not self._half_done:
+            await self.call(self.llm.update_weight_version(label))
+            return
+        self._half_done = True
+        await self.call(self.llm.start_weight_update())
+        update = {"adapter_dir": None if adapter_dir is None else str(adapter_dir)}
+        await self.call(self.llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
+        await self.call(self.llm.finish_weight_update(weight_version=label))
+        self.adapter_dir, self._half_done = adapter_dir, False
+
+    async def digest(self) -> tuple[float, ...]:
+        """models.fingerprint of what serves, by the worker, which does nothing else meanwhile."""
+        (found,) = await self.call(self.llm.collective_rpc("served_fingerprint"))
+        return tuple(found)
+
+    async def cleanse(self) -> None:
+        """Zeros for all keys and values. Only paused with ``clear_cache``."""
+        await self.call(self.llm.collective_rpc("zero_cache"))
+        self.poisoned = False
+
+    def computed_tokens(self) -> int:
+        """Tokens whose keys and values the requests inside have: all but the last sampled one, of those past their prompt."""
+        states = self.llm.output_processor.request_states.values()
+        return sum(state.prompt_len + sampled - 1 for state in states if (sampled := state.detokenizer.num_output_tokens()))
+
+    async def call(self, call: Awaitable[T]) -> T:
+        """If it does not answer, or has died, the core is given up: nobody knows what it holds. Raises EngineError then."""
+        task = asyncio.ensure_future(call)
+        deadline = time.monotonic() + STEP_SECONDS
+        while not task.done() and not self.llm.errored and time.monotonic() < deadline:
+            await asyncio.wait({task}, timeout=0.2)
+        if task.done() and not self.llm.errored:
+            return task.result()
+        task.cancel()
+        self._broken = ENDED if self.llm.errored else f"vLLM's engine core did not answer for {STEP_SECONDS:.0f} s."
+        self.fail_all(self._broken)
+        raise EngineError(self._broken)
+
+    @asynccontextmanager
+    async def request(self, key: str, prompt: dict[str, Any], sampling: Any) -> AsyncIterator[tuple[Any, Spans]]:
+        """A request inside, as (its collector of outputs, its spans); aborted on leaving unless it has ended."""
+        try:
+            collector = await self.llm.add_request(key, prompt, sampling)
+        except Exception as error:
+            raise EngineError(f"vLLM did not take the request: {error}") from error
+        self._collectors[collector.request_id] = collector
+        states = self.llm.output_processor.request_states
+        try:
+            yield collector, Spans(states.get(collector.request_id))
+        finally:
+            del self._collectors[collector.request_id]
+            if collector.request_id in states and self.problem is None:
+                # A task of its own: who leaves by being cancelled may be cancelled again.
+                await asyncio.shield(asyncio.create_task(self.llm.abort(collector.request_id, internal=True)))
+
+    async def next_output(self, collector: Any) -> Any:
+        try:
+            return collector.get_nowait() or await collector.get()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(self.problem or f"vLLM failed this request: {error}") from error
+
+    def fail_all(self, message: str) -> None:
+        for collector in self._collectors.values():
+            collector.put(EngineError(message))
