@@ -54,7 +54,7 @@ test-postgresql: install
 
 # The engine contract over vLLM. One event loop: a started vLLM is used by test after test, and belongs to the loop it was started on.
 test-vllm: install-vllm
-	$(BIN)/python -m pytest tests/integration/engine --engine vllm -W default \
+	$(BIN)/python -m pytest tests/integration/engine tests/integration/vllm --engine vllm -W default \
 	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
 
 check: install

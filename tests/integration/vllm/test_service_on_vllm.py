@@ -1,0 +1,93 @@
+"""The whole service on vLLM, by real processes: from a score to an answer of the new weights, the self-check between engine and learner, a rollback,
+a core that is killed, an end that leaves nothing. Run with --engine vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from server_process import Server, until, user
+
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def server(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if pytestconfig.getoption("--engine") != "vllm":
+        pytest.skip("of the vLLM engine alone: --engine vllm")
+    environment = {
+        "ONLINE_SAO_ENGINE__KIND": "vllm",
+        "ONLINE_SAO_POLICY__LORA_RANK": "4",
+        "ONLINE_SAO_LEARNING__THREADS": "1",
+        "ONLINE_SAO_LEARNING__BATCH_SIZE": str(BATCH),
+    }
+    server = Server(tmp_path_factory.mktemp("vllm") / "data", environment, learner=True).start()
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.stop()
+
+
+def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response:
+    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=120, **given)
+
+
+def chat(server: Server) -> httpx.Response:
+    return call(server, "POST", "/v1/chat/completions", json={"model": "tiny", "messages": user(), "max_tokens": 8})
+
+
+def fingerprint(server: Server) -> str:
+    return str(chat(server).raise_for_status().json()["system_fingerprint"])
+
+
+def cores(server: Server) -> list[psutil.Process]:
+    assert server.process is not None
+    return [child for child in psutil.Process(server.process.pid).children(recursive=True) if child.name().startswith("VLLM")]
+
+
+def test_from_a_score_to_live_checked_and_back(server: Server) -> None:
+    completions = [chat(server).raise_for_status().json()["id"] for _ in range(BATCH)]
+    receipts = []
+    for completion in completions:
+        scored = call(server, "POST", "/v1/feedback", json={"completion_id": completion, "value": 1.0}).raise_for_status()
+        receipts.append(scored.json()["id"])
+
+    def statuses() -> set[str]:
+        return {str(call(server, "GET", f"/v1/feedback/{receipt}").json()["status"]) for receipt in receipts}
+
+    until(lambda: statuses() == {"live"}, seconds=300, what="every score live")
+    assert fingerprint(server) == "tiny@v1"
+    (update,) = server.rows("SELECT * FROM updates")
+    assert '"policy/masked_fraction": 0.0' in update["metrics"], "vLLM's logprobs are those of the learner's own policy"
+
+    # The learner compares the probes of version 1 with its own logprobs before it takes up anything more.
+    for _ in range(BATCH):
+        answered = chat(server).raise_for_status().json()["id"]
+        call(server, "POST", "/v1/feedback", json={"completion_id": answered, "value": 0.0}).raise_for_status()
+    until(lambda: fingerprint(server) == "tiny@v2", seconds=300, what="the second version")
+    checked = server.rows("SELECT mean_abs_difference AS d FROM probes WHERE policy_version = 1 AND mean_abs_difference IS NOT NULL")
+    assert checked
+    assert max(row["d"] for row in checked) < 1e-3
+
+    assert call(server, "POST", "/admin/policies/0/activate", json={"reason": "back"}).status_code == 202
+    until(lambda: fingerprint(server) == "tiny@v0", seconds=60, what="the rollback")
+
+
+def test_a_killed_core_is_said_and_comes_back_without_a_restart(server: Server) -> None:
+    before = fingerprint(server)
+    next(process for process in cores(server) if process.name() == "VLLM::EngineCore").kill()
+    until(lambda: call(server, "GET", "/readyz").status_code == 503, seconds=10, what="not ready")
+    refused = chat(server)
+    assert refused.status_code == 503
+    assert "engine" in refused.json()["error"]["message"]
+    until(lambda: call(server, "GET", "/readyz").status_code == 200, seconds=180, what="ready again")
+    assert fingerprint(server) == before
+    assert len(cores(server)) == 2, "of the dead core nothing is left"
+
+
+def test_it_ends_in_seconds_and_leaves_nothing(server: Server) -> None:
+    left = cores(server)
+    assert server.stop() < 15
+    assert not psutil.wait_procs(left, timeout=5)[1]
