@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from online_sao.errors import EngineError
+from online_sao.inference.vllm import launch
 from online_sao.inference.vllm.outputs import Spans
 
 T = TypeVar("T")
 
 STEP_SECONDS = 60.0
 """Longest wait for one call. A call to a core that has died never returns."""
+STOP_SECONDS = 1.0
+"""What the core is given to end by itself before it is killed."""
 ENDED = "vLLM's engine core has ended."
 
 
 class Core:
-    """``llm``: an AsyncLLM serving the base model. Use from one event loop."""
+    """What launch.start gave, on the base model still. Use from one event loop."""
 
-    def __init__(self, llm: Any) -> None:
-        self.llm = llm
+    def __init__(self, started: launch.Started) -> None:
+        self.llm = started.llm
+        self._started = started
         self.adapter_dir: Path | None = None
         """That of the weights in place; None: the base model's."""
         self.poisoned = False
@@ -113,6 +117,11 @@ class Core:
             raise
         except Exception as error:
             raise EngineError(self.problem or f"vLLM failed this request: {error}") from error
+
+    async def stop(self, message: str) -> None:
+        """Ends within seconds, with every process of it; those inside are told."""
+        self.fail_all(message)
+        await asyncio.to_thread(launch.stop, self._started, STOP_SECONDS)
 
     def fail_all(self, message: str) -> None:
         for collector in self._collectors.values():

@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TEMPERATURE = 1e-2
 """Lowest temperature above 0: vLLM raises lower ones to it."""
-STOP_SECONDS = 1.0
-"""What the core is given to end by itself before it is killed."""
 
 
 class VLLMEngine:
@@ -93,7 +91,7 @@ class VLLMEngine:
             try:
                 await core.put_in_place(str(policy_version), adapter_dir)
             except BaseException:
-                await asyncio.to_thread(launch.stop, core.llm, STOP_SECONDS)
+                await core.stop("The engine did not start.")
                 raise
             self._version = policy_version
             self._core = core
@@ -103,8 +101,7 @@ class VLLMEngine:
         async with self._changing:
             core, self._core = self._core, None
             if core is not None:
-                core.fail_all("The engine was stopped.")
-                await asyncio.to_thread(launch.stop, core.llm, STOP_SECONDS)
+                await core.stop("The engine was stopped.")
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from."""

@@ -3,12 +3,15 @@ nothing of requests or versions."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import AutoConfig
 
@@ -20,8 +23,22 @@ BLOCK_TOKENS = 32
 WORKER = "online_sao.inference.vllm.worker"
 
 
-def start(settings: EngineSettings, model_path: Path) -> Any:
-    """An AsyncLLM serving the base model: blocks for about half a minute. Not on an event loop: it takes up the first one that uses it."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """``llm``: an AsyncLLM. ``processes``: its core and the core's workers."""
+
+    llm: Any
+    processes: tuple[psutil.Process, ...]
+
+
+def start(settings: EngineSettings, model_path: Path) -> Started:
+    """vLLM serving the base model: blocks for about half a minute. Not on an event loop: it takes up the first one that uses it."""
+    others = _processes()
+    llm = _start(settings, model_path)
+    return Started(llm, tuple(_processes() - others))
+
+
+def _start(settings: EngineSettings, model_path: Path) -> Any:
     on_cpu = not torch.cuda.is_available()
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     with _environment(settings, on_cpu):
@@ -98,6 +115,20 @@ def sampling_params(**parameters: Any) -> Any:
     return SamplingParams(detokenize=False, ignore_eos=True, flat_logprobs=True, output_kind=RequestOutputKind.DELTA, **parameters)
 
 
-def stop(llm: Any, seconds: float) -> None:
+def stop(started: Started, seconds: float) -> None:
     """Ends the core's processes, by force after ``seconds``. Blocks."""
-    llm.shutdown(timeout=seconds)
+    started.llm.shutdown(timeout=seconds)
+    # The workers of a core that was killed do not always notice.
+    for process in started.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started.processes, timeout=seconds)
+
+
+def _processes() -> set[psutil.Process]:
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name().startswith("VLLM"):
+                found.add(child)
+    return found
