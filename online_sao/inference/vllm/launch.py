@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,11 @@ class Started:
 def start(settings: EngineSettings, model_path: Path) -> Started:
     """vLLM serving the base model: blocks for about half a minute. Not on an event loop: it takes up the first one that uses it."""
     others = _processes()
-    llm = _start(settings, model_path)
+    try:
+        llm = _start(settings, model_path)
+    except BaseException:
+        _end(_processes() - others)
+        raise
     return Started(llm, tuple(_processes() - others))
 
 
@@ -65,8 +69,6 @@ def _start(settings: EngineSettings, model_path: Path) -> Any:
             max_logprobs=MAX_TOP_LOGPROBS,
             # Compiling took three minutes here and won nothing.
             enforce_eager=on_cpu,
-            # One accelerator: the worker lives in the engine core's process.
-            distributed_executor_backend="uni",
             worker_extension_cls=f"{WORKER}.WorkerExtension",
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             disable_log_stats=True,
@@ -119,10 +121,13 @@ def stop(started: Started, seconds: float) -> None:
     """Ends the core's processes, by force after ``seconds``. Blocks."""
     started.llm.shutdown(timeout=seconds)
     # The workers of a core that was killed do not always notice.
-    for process in started.processes:
+    _end(started.processes)
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(started.processes, timeout=seconds)
 
 
 def _processes() -> set[psutil.Process]:
