@@ -187,5 +187,5 @@ def _kl_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     axes.set_axisbelow(True)
     axes.set_xlabel("update")
     axes.set_ylabel("KL to base (nats a token)")
-    axes.legend(frameon=False, loc="upper left", labelcolor=INK)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, labelcolor=INK)
     return figure
