@@ -79,11 +79,11 @@ def figure(view: View) -> str:
     values = [point.value for point in scores]
     recent = values[-RECENT:]
     parts = [
-        f'<span class="big">{words.number(sum(recent) / len(recent))}</span>',
+        f'<span class="big">{words.score(sum(recent) / len(recent), view.score_range)}</span>',
         f"<span>mean of the last {f'{len(recent)} scores' if len(recent) > 1 else 'score'}</span>",
     ]
     if len(values) >= 2 * RECENT:
-        parts.append(f'<span class="muted">first {RECENT} shown: {words.number(sum(values[:RECENT]) / RECENT)}</span>')
+        parts.append(f'<span class="muted">first {RECENT} shown: {words.score(sum(values[:RECENT]) / RECENT, view.score_range)}</span>')
     parts.append(f'<span class="muted">{words.count(total)} in all, the last {ago(scores[-1].at)}</span>')
     return f'<div class="figure">{"".join(parts)}</div>'
 
@@ -96,7 +96,7 @@ def figure_words(view: View) -> str:
     recent, first = values[-RECENT:], values[:RECENT]
     return (
         f"The newest {len(values)} scores in order of arrival, with their moving average over {RECENT}: it begins at "
-        f"{words.number(sum(first) / len(first))} and is now at {words.number(sum(recent) / len(recent))}"
+        f"{words.score(sum(first) / len(first), view.score_range)} and is now at {words.score(sum(recent) / len(recent), view.score_range)}"
     )
 
 
@@ -230,8 +230,8 @@ def shifts(view: View) -> str:
         (
             [
                 f"{ago(shift.began_at)}<br><span class=muted>score {words.count(shift.began_at_score)}</span>",
-                words.number(shift.level),
-                words.number(shift.lowest),
+                words.score(shift.level, view.score_range),
+                words.score(shift.lowest, view.score_range),
                 _recovery(shift),
             ],
             False,

@@ -80,7 +80,7 @@ class OverviewTab(PlainTab):
         if charted != self._charted:
             self._charted = charted
             redraw(self._chart, score_chart(snapshot.scores, activations, snapshot.total_scores, view.score_range), overview.figure_words(view))
-            redraw(self._means, version_chart(snapshot.versions, view.score_range), version_chart_words(snapshot.versions))
+            redraw(self._means, version_chart(snapshot.versions, view.score_range), version_chart_words(snapshot.versions, view.score_range))
 
 
 class LearningTab(PlainTab):

@@ -51,12 +51,12 @@ def version_chart(versions: Sequence[VersionStatus], score_range: tuple[float, f
     }
 
 
-def version_chart_words(versions: Sequence[VersionStatus]) -> str:
+def version_chart_words(versions: Sequence[VersionStatus], score_range: tuple[float, float]) -> str:
     """What the chart shows, for who cannot see it."""
     shown = _scored(versions)
     if not shown:
         return "Mean score per version: no version has scores yet"
-    newest = ", ".join(f"version {version.version} {words.number(version.mean_score)}" for version in shown[-5:])
+    newest = ", ".join(f"version {version.version} {words.score(version.mean_score, score_range)}" for version in shown[-5:])
     return f"Mean score per version with 95 % intervals, {len(shown)} versions; the newest: {newest}. The Versions tab has all as a table"
 
 

@@ -86,9 +86,10 @@ def _state(version: VersionStatus, lineage: set[int]) -> str:
 
 def _mean(version: VersionStatus, score_range: tuple[float, float]) -> str:
     if version.score_interval is None:
-        return words.number(version.mean_score)
+        return words.score(version.mean_score, score_range)
     low, high = max(score_range[0], version.score_interval[0]), min(score_range[1], version.score_interval[1])
-    return f'<b>{words.number(version.mean_score)}</b> <span class="muted nowrap">{words.number(low)} – {words.number(high)}</span>'
+    mean, lowest, highest = (words.score(value, score_range) for value in (version.mean_score, low, high))
+    return f'<b>{mean}</b> <span class="muted nowrap">{lowest} – {highest}</span>'
 
 
 def rollbacks(view: View) -> str:

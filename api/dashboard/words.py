@@ -39,6 +39,12 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{digits}f}".replace(",", " ").replace("-", "−")
 
 
+def score(value: float | None, score_range: tuple[float, float]) -> str:
+    """A score, or a mean of scores: what is nothing on their scale is 0, not a power of ten."""
+    low, high = score_range
+    return number(0.0 if value is not None and abs(value) < 0.005 * (high - low) else value)
+
+
 def count(value: int) -> str:
     return f"{value:,}".replace(",", " ")
 

@@ -188,6 +188,14 @@ def test_the_ratio_histogram_says_how_much_is_on_policy():
     assert svg.ratio_histogram({}) == ""
 
 
+def test_a_score_that_is_nothing_is_no_power_of_ten():
+    """On a scale of 0 to 1; on a scale of thousandths it is something."""
+    low = replace(VERSION, mean_score=0.004, score_interval=(0.0015, 0.74))
+    assert '<b>0.00</b> <span class="muted nowrap">0.00 – 0.74</span>' in versions.versions(view(versions=(low,)), [], [])
+    small = replace(VERSION, mean_score=0.004, score_interval=(0.0015, 0.01))
+    assert "1.5·10⁻³ – 0.01" in versions.versions(replace(view(versions=(small,)), score_range=(0.0, 0.01)), [], [])
+
+
 def test_versions_say_where_they_stand_and_offer_the_way_back():
     failed = replace(VERSION, version=4, parent=3, state=VersionState.FAILED, reason="digest differs", mean_score=None, scores=0)
     retired = replace(VERSION, version=2, parent=0, state=VersionState.RETIRED, score_interval=(0.5, 1.25))
