@@ -14,7 +14,7 @@ from fastapi_offline import FastAPIOffline
 
 import api.errors
 import api.openapi
-from api.admin import alarms, control, evaluations, health, history, metrics
+from api.admin import alarms, control, evaluations, health, history, metrics, scores
 from api.dashboard.mount import mount
 from api.errors import RequestContext
 from api.queries import only_known_parameters
@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
     api.errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    for admin in (control.router, alarms.router, evaluations.router, history.router):
+    for admin in (control.router, alarms.router, evaluations.router, history.router, scores.router):
         app.include_router(admin, prefix="/admin", dependencies=[Depends(only_known_parameters)])
     for ours in (feedback.router, interactions.router):
         app.include_router(ours, prefix="/v1", dependencies=[Depends(only_known_parameters)])

@@ -29,6 +29,7 @@ from online_sao.commands.erase import erase
 from online_sao.commands.export import export
 from online_sao.commands.pretrain_value import pretrain_value
 from online_sao.commands.replay import replay
+from online_sao.commands.scores import scores
 from online_sao.commands.simulate import simulate
 from online_sao.errors import OnlineSAOError
 
@@ -45,6 +46,7 @@ app.command()(simulate)
 app.command()(demo)
 app.command()(doctor)
 app.command()(alarms)
+app.command()(scores)
 app.command()(erase)
 app.command()(export)
 app.command()(replay)

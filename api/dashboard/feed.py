@@ -62,6 +62,7 @@ class Feed:
         self._series: Shared[tuple[UpdateStatus, ...]] = Shared(self._read_updates)
         self._samples: Shared[tuple[EvaluationStatus, ...]] = Shared(self._read_evaluations, fresh_seconds=2.0)
         self._unused: Shared[tuple[Unused, ...]] = Shared(self._read_unused, fresh_seconds=SLOW_SECONDS)
+        self._without_effect: Shared[tuple[Unused, ...]] = Shared(self._read_without_effect, fresh_seconds=SLOW_SECONDS)
         self._past_alarms: Shared[tuple[AlarmStatus, ...]] = Shared(self._read_past_alarms, fresh_seconds=SLOW_SECONDS)
 
     async def view(self) -> View:
@@ -79,7 +80,7 @@ class Feed:
         """Shifts are looked for beside it and shown with the next view: the first time, that takes seconds."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_for_shifts())
-        return await read(self._backend, self._shifts, await self._unused.get(), await self._past_alarms.get())
+        return await read(self._backend, self._shifts, await self._unused.get(), await self._without_effect.get(), await self._past_alarms.get())
 
     async def _look_for_shifts(self) -> None:
         try:
@@ -89,6 +90,9 @@ class Feed:
 
     async def _read_unused(self) -> tuple[Unused, ...]:
         return await self._backend.interactions.unused()
+
+    async def _read_without_effect(self) -> tuple[Unused, ...]:
+        return await self._backend.interactions.scores_without_effect(time.time() - 86400)
 
     async def _read_past_alarms(self) -> tuple[AlarmStatus, ...]:
         return tuple(alarm for alarm in await self._backend.alarms.list(limit=ALARMS_READ) if alarm.cleared_at is not None)

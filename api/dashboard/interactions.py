@@ -11,13 +11,17 @@ from api.dashboard import words
 from api.dashboard.markup import Column, ago, clock, facts, href, link, table
 from api.dashboard.tokens import Describe, answer
 from online_sao.service.interactions import LoggedChoice, LoggedPage
-from online_sao.service.reasons import ReasonCode, advice_for, of_code
+from online_sao.service.reasons import ReasonCode, advice_for, kind_of, of_code
 from online_sao.service.receipts import Receipt
 from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
 EXCERPT = 180
-FILTERS = ("text", "user", "version", "status", "receipt", "training", "reason", "find")
+FILTERS = ("text", "user", "version", "into", "since", "status", "receipt", "effect", "training", "reason", "find")
 """What a list may be narrowed by, as the address names it."""
+
+
+SINCE = {"hour": 3600.0, "day": 86400.0, "week": 7 * 86400.0}
+"""Names of spans that end now, in seconds."""
 
 
 def search_form(query: Mapping[str, str]) -> str:
@@ -25,9 +29,12 @@ def search_form(query: Mapping[str, str]) -> str:
     fields = (
         _field("text", "Text", query, "in question or answer", kind="search"),
         _field("user", "User", query),
-        _field("version", "Version", query, kind="number"),
+        _field("version", "Written by version", query, kind="number"),
+        _field("into", "Learned into version", query, kind="number"),
+        _choice("since", "Asked within", query, [("", "any time"), *((name, f"the last {name}") for name in SINCE)]),
         _choice("status", "Status", query, [("", "any"), *((status.value, status.value) for status in InteractionStatus)]),
         _choice("receipt", "Score's receipt", query, _options(ReceiptStatus)),
+        _choice("effect", "Score's effect", query, [("", "any"), ("none", "none, and never will")]),
         _choice("training", "Training", query, _options(TrajectoryState)),
         _choice("reason", "Not used because", query, [("", "any"), *((code.value, of_code(code).words) for code in ReasonCode)]),
         _field("find", "Completion id", query, "chatcmpl-…"),
@@ -82,7 +89,8 @@ def _nothing(page: LoggedPage, filters: Mapping[str, str]) -> str:
 def _item(choice: LoggedChoice) -> str:
     row = choice.interaction
     scores = " ".join(
-        f'<span class="pill {receipt.status}">{words.number(receipt.value)} {receipt.status.replace("_", " ")}</span>' for receipt in choice.receipts
+        f'<span class="pill {receipt.status}">{words.number(receipt.value)} {receipt.status.replace("_", " ")}{_because(receipt)}</span>'
+        for receipt in choice.receipts
     )
     user = f"{escape(row.user)}, " if row.user else ""
     if row.stored:
@@ -94,6 +102,11 @@ def _item(choice: LoggedChoice) -> str:
         f'<li><a data-go href="{href("interactions", id=row.completion_id)}" data-key="{escape(row.completion_id)}-{row.choice}">{shown}</a>'
         f'<span class="meta"><span>{user}v{row.policy_version}, {escape(row.status)}, {ago(row.created_at)}</span> {scores}</span></li>'
     )
+
+
+def _because(receipt: Receipt) -> str:
+    kind = kind_of(receipt.reason)
+    return "" if kind is None else f": {escape(kind.words)}"
 
 
 def detail(choices: Sequence[LoggedChoice], describe: Describe | None, back: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from api.dashboard import words
 from api.dashboard.markup import Column, ago, button, clock, facts, link, table
 from api.dashboard.view import View
 from online_sao.service.history import ShiftStatus
+from online_sao.service.interactions import Unused
 from online_sao.types import UNUSED_STATES, TrajectoryState
 
 RECENT = 20
@@ -112,18 +114,19 @@ def stages(view: View) -> str:
         ("Not used", sum(of.get(state, 0) for state in UNUSED_STATES)),
     )
     items = "".join(f"<div><dt>{name}</dt><dd>{words.count(number)}</dd></div>" for name, number in cells)
-    return f'<dl class="stages">{items}</dl>{_unused("Answers not used", view, of_scores=False)}{_unused("Scores not used", view, of_scores=True)}'
+    lists = _unused("Scores without effect, last day", view.without_effect, since="day") + _unused("Answers not used, scored or not", view.unused)
+    return f'<dl class="stages">{items}</dl>{lists}'
 
 
-def _unused(title: str, view: View, *, of_scores: bool) -> str:
+def _unused(title: str, found: Sequence[Unused], since: str | None = None) -> str:
     """Each reason with how many it took, what to do, and the way to all of them."""
     items = []
-    for unused in view.unused:
-        if (unused.state is None) != of_scores:
-            continue
+    for unused in found:
         own = words.OWN_REASONS[unused.state] if unused.state is not None else "for reasons of their own"
         what, advice = (own, "Each says why.") if unused.kind is None else (unused.kind.words, unused.kind.advice)
         place = {"receipt": "not_trainable"} if unused.state is None else {"training": unused.state.value}
+        if since is not None:
+            place |= {"since": since, "effect": "none"}
         shown = link(f"{words.count(unused.count)} {what}", "interactions", **place, reason=unused.kind.code.value if unused.kind else None)
         items.append(f'<li>{shown}. <span class="muted">{escape(advice)}</span></li>')
     return f'<h3>{title}</h3><ul class="reasons">{"".join(items)}</ul>' if items else ""

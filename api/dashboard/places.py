@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from api.dashboard.interactions import FILTERS
+from api.dashboard.interactions import FILTERS, SINCE
 from online_sao.service.reasons import ReasonCode
 from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
@@ -37,6 +37,9 @@ def _anything(_: str) -> str | None:
 _INTERACTIONS: dict[str, Check] = {
     **dict.fromkeys(FILTERS, _text),
     "version": _number,
+    "into": _number,
+    "since": lambda value: None if value in SINCE else f"it must be one of {', '.join(SINCE)}",
+    "effect": lambda value: None if value == "none" else "it must be none",
     "status": _one_of(InteractionStatus),
     "receipt": _one_of(ReceiptStatus),
     "training": _one_of(TrajectoryState),

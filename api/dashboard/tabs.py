@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from online_sao.service.reasons import ReasonCode
 from online_sao.types import InteractionStatus, ReceiptStatus, TrajectoryState
 
 RESULTS = 20
-SEARCHES = ("text", "receipt", "training", "reason", "after")
+SEARCHES = ("text", "into", "since", "receipt", "effect", "training", "reason", "after")
 """What costs too much to be looked for every second."""
 
 
@@ -177,6 +178,9 @@ class InteractionsTab:
                 user=query.get("user") or None,
                 status=InteractionStatus(status) if status else None,
                 policy_version=int(version) if version else None,
+                learned_into=int(query["into"]) if query.get("into") else None,
+                since=time.time() - interactions.SINCE[query["since"]] if query.get("since") else None,
+                without_effect=bool(query.get("effect")),
                 receipt=ReceiptStatus(receipt) if receipt else None,
                 trajectory=TrajectoryState(training) if training else None,
                 reason=ReasonCode(reason) if reason else None,

@@ -54,7 +54,7 @@ def versions(
         cells = [
             f"<b>v{version.version}</b>",
             _state(version, lineage),
-            words.MISSING if version.parent is None else f"v{version.parent}",
+            _origin(version),
             _mean(version, view.score_range),
             link(words.count(version.scores), "interactions", version=version.version) if version.scores else "0",
             words.number(distance.get(version.version), 3),
@@ -70,6 +70,13 @@ def versions(
     if not older and (not shown or shown[-1].version > 0):
         newest += '<span class="muted">Still older ones are listed by GET /admin/policies.</span>'
     return table("Versions, newest first", _COLUMNS, rows, stack=True) + (f'<p class="pager">{newest}{older}</p>' if newest or older else "")
+
+
+def _origin(version: VersionStatus) -> str:
+    """Parent, and the way to what was learned on top of it."""
+    if version.parent is None:
+        return words.MISSING
+    return f"v{version.parent} and {link('what it learned', 'interactions', into=version.version)}"
 
 
 def _state(version: VersionStatus, lineage: set[int]) -> str:
@@ -96,7 +103,7 @@ def rollbacks(view: View) -> str:
     """Every rollback: from where to where, why, and whether the engine has followed."""
     if not view.rollbacks:
         return '<p class="muted">None yet. A rollback puts an earlier version back in service in a second or two, and no request is dropped.</p>'
-    states = {"pending": "being loaded", "done": "serving since", "failed": "could not be loaded"}
+    states = {"pending": "being loaded", "done": "loaded", "failed": "could not be loaded"}
     rows = []
     for rollback in view.rollbacks:
         state = states[rollback.state] + (f" {ago(rollback.served_at)}" if rollback.state == "done" and rollback.served_at is not None else "")
@@ -106,7 +113,7 @@ def rollbacks(view: View) -> str:
             f"v{rollback.from_version} → v{rollback.to_version}",
             escape(rollback.reason or words.MISSING),
             state + problem,
-            expired + ("learning went on" if rollback.resume else "learning paused"),
+            expired + ("learning went on" if rollback.resume else "learning was paused"),
             ago(rollback.requested_at),
         ]
         rows.append((cells, False))

@@ -24,7 +24,7 @@ VERSIONS_SHOWN = 100
 class View:
     """The database's state, and the engine's: version being sampled from (None: not serving yet) and how busy it is. ``batch_size``: scored answers
     that the next update waits for. ``score_range``: lowest and highest score. ``shifts``: None until they have been looked for. ``unused``: why
-    answers and scores were not used. ``past_alarms``: those that are cleared, newest first."""
+    answers were not used; ``without_effect``: why scores of the last day had none. ``past_alarms``: those that are cleared, newest first."""
 
     snapshot: StatusSnapshot
     serving_version: int | None
@@ -34,6 +34,7 @@ class View:
     batch_size: int = 8
     score_range: tuple[float, float] = (0.0, 1.0)
     unused: Sequence[Unused] = ()
+    without_effect: Sequence[Unused] = ()
     past_alarms: Sequence[AlarmStatus] = ()
 
     def age(self, at: float) -> float:
@@ -61,9 +62,13 @@ def batch_size(settings: Settings) -> int:
 
 
 async def read(
-    backend: Backend, shifts: Sequence[ShiftStatus] | None, unused: Sequence[Unused] = (), past_alarms: Sequence[AlarmStatus] = ()
+    backend: Backend,
+    shifts: Sequence[ShiftStatus] | None,
+    unused: Sequence[Unused] = (),
+    without_effect: Sequence[Unused] = (),
+    past_alarms: Sequence[AlarmStatus] = (),
 ) -> View:
-    """Everything that is shown; ``shifts``, ``unused`` and ``past_alarms`` are those found last."""
+    """Everything that is shown; ``shifts``, ``unused``, ``without_effect`` and ``past_alarms`` are those found last."""
     engine, settings = backend.engine, backend.settings
     return View(
         snapshot=await backend.status.snapshot(scores=SCORES_SHOWN, versions=VERSIONS_SHOWN),
@@ -74,5 +79,6 @@ async def read(
         batch_size=batch_size(settings),
         score_range=(settings.reward.score_min, settings.reward.score_max),
         unused=unused,
+        without_effect=without_effect,
         past_alarms=past_alarms,
     )

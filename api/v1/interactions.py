@@ -32,9 +32,12 @@ async def list_interactions(
     receipt: ReceiptStatus | None = None,
     trajectory: TrajectoryState | None = None,
     reason: ReasonCode | None = None,
+    learned_into: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+    without_effect: bool = False,
 ) -> JSONResponse:
     """Logged choices, newest first, without their tokens. ``after``: the ``next_cursor`` of the page before. ``receipt``: with a score whose receipt
-    has that status."""
+    has that status. ``learned_into``: trained on by the update that made this version. ``without_effect``: with a score that has not moved the
+    policy and never will."""
     for given in (after, user, model, text):
         check_text(given or "")
     page = await backend.interactions.page(
@@ -49,6 +52,8 @@ async def list_interactions(
         receipt=receipt,
         trajectory=trajectory,
         reason=reason,
+        learned_into=learned_into,
+        without_effect=without_effect,
     )
     data = [_choice(choice) for choice in page.choices]
     return JSONResponse({"object": "list", "data": data, "has_more": page.next_cursor is not None, "next_cursor": page.next_cursor})

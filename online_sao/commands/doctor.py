@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from online_sao.commands.common import ConfigOption, DataDirOption, console, load_settings
+from online_sao.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from online_sao.config import Settings
+    from online_sao.runtime.doctor import Check
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -25,8 +30,11 @@ def doctor(
     settings = load_settings(config, server={"port": port}, storage={"data_dir": data_dir}, policy={"model": model})
     from online_sao.runtime.doctor import examine
 
+    async def look() -> list[Check]:
+        return [_exposure(settings), *(await examine(settings, self_check=self_check))]
+
     if as_json:
-        checks = asyncio.run(examine(settings, self_check=self_check))
+        checks = asyncio.run(look())
         failed = any(check.state == "fail" for check in checks)
         rows = [{"name": check.name, "state": check.state, "found": check.found, "advice": check.advice} for check in checks]
         typer.echo(json.dumps({"ok": not failed, "checks": rows}, indent=1))
@@ -35,7 +43,7 @@ def doctor(
     from rich.table import Table
 
     with console.status("Looking"):
-        checks = asyncio.run(examine(settings, self_check=self_check))
+        checks = asyncio.run(look())
     table = Table("", "check", "found", "what to change", show_lines=False, pad_edge=False)
     for check in checks:
         table.add_row(f"[{_STYLES[check.state]}]{check.state}[/]", check.name, escape(check.found), escape(check.advice))
@@ -43,3 +51,18 @@ def doctor(
     failed = any(check.state == "fail" for check in checks)
     console.print("Something must be changed first." if failed else "Fit to serve.", style=_STYLES["fail" if failed else "ok"])
     raise typer.Exit(failed)
+
+
+def _exposure(settings: Settings) -> Check:
+    """Who may call, as `serve` looks at it before anything else."""
+    from api.security import check_exposure
+    from online_sao.runtime.doctor import Check
+
+    server = settings.server
+    try:
+        check_exposure(server)
+    except ConfigurationError as error:
+        return Check("who may call", "fail", "serve refuses these settings", error.message)
+    token = "whoever has the token" if server.api_token is not None else "this machine"
+    pages = f"; pages of {', '.join(server.cors_origins)}" if server.cors_origins else ""
+    return Check("who may call", "ok", f"{token}{pages}")

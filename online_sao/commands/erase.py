@@ -33,7 +33,8 @@ def erase(
         errors.print(_nothing(user, interaction), style="red", soft_wrap=True, markup=False)
         raise typer.Exit(1)
     console.print(
-        f"{erased} {'answer' if erased == 1 else 'answers'} erased: texts, tokens, user and comments. Files that `online-sao export` wrote before "
+        f"{erased} {'answer' if erased == 1 else 'answers'} erased: texts, tokens, user and comments. What the policy has "
+        "learned from them it keeps: to undo that, roll back to a version from before. Files that `online-sao export` wrote before "
         "still hold them: delete or export those anew.",
         soft_wrap=True,
     )

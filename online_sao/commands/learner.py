@@ -76,6 +76,8 @@ def _doing(found: dict[str, Any]) -> str:
         return f"The learner has given no sign of life for {age(learner['silence'])}. It is very busy or hangs: the server's log says which."
     if learner["paused"]:
         return f"The learner is paused. Waiting: {queue}."
+    if phase == "paused":
+        return f"The learner goes on within seconds. Waiting: {queue}."
     if phase == "waiting":
         return f"The learner is waiting: {queue}.{f' ({detail})' if detail else ''}"
     return f"The learner is {phase}{f': {detail}' if detail else '.'}"

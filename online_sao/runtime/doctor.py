@@ -83,7 +83,7 @@ def threads(settings: Settings, environment: os._Environ[str] | dict[str, str]) 
 def disk(settings: Settings) -> Check:
     folder = _existing(settings.storage.data_dir)
     free = psutil.disk_usage(str(folder)).free
-    found = f"{free / 1e9:.1f} GB free for {settings.storage.data_dir}"
+    found = f"{free / 1e9:.1f} GB free for {settings.storage.data_dir}{_taken(settings)}"
     if not os.access(folder, os.W_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
         return Check("disk", "fail", f"{folder} cannot be written", "Make it writable, or set storage.data_dir to another folder.")
     if free < LEAST_DISK_BYTES:
@@ -118,6 +118,19 @@ async def port(settings: Settings) -> Check:
     if missing:
         return Check("port", "warn", f"the service runs at {where}, {state}", "; ".join(f"{part}: {why}" for part, why in missing.items()))
     return Check("port", "ok", f"the service runs at {where} and is ready")
+
+
+def _taken(settings: Settings) -> str:
+    """What the data folder takes of the disk, and its largest parts."""
+    parts = {
+        "policy store": settings.policy_store_dir,
+        "checkpoints": settings.checkpoints_dir,
+        "everything": settings.storage.data_dir,
+    }
+    sizes = {name: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e9 for name, folder in parts.items()}
+    if not sizes["everything"]:
+        return ""
+    return f"; it takes {sizes.pop('everything'):.2f} GB ({', '.join(f'{name} {size:.2f}' for name, size in sizes.items())})"
 
 
 def _existing(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from online_sao.errors import CompletionNotFoundError
@@ -34,8 +34,8 @@ class LoggedPage:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """``count`` answers that ended in ``state`` for a reason of ``kind`` (None: words of their own, such as a gate's); ``state`` None: scores
-    instead, that could not count when they came."""
+    """``count`` answers, or scores of answers, that ended in ``state`` for a reason of ``kind`` (None: words of their own, such as a gate's);
+    ``state`` None: scores that could not count when they came."""
 
     state: TrajectoryState | None
     kind: Reason | None
@@ -61,10 +61,13 @@ class InteractionService:
         receipt: ReceiptStatus | None = None,
         trajectory: TrajectoryState | None = None,
         reason: ReasonCode | None = None,
+        learned_into: int | None = None,
+        without_effect: bool = False,
     ) -> LoggedPage:
         """Choices that match every filter given, in one consistent read. A page of a ``text`` search may hold fewer than ``limit`` and still have one
         to follow. ``receipt``: with a score whose receipt says so; ``trajectory``: the state of the answer's training side; ``reason``: not used, or
-        with a score that was not, for a reason of that kind. Raises InvalidRequestError for a cursor that is not ours."""
+        with a score that was not, for a reason of that kind; ``learned_into``: trained on by the update that made this version; ``without_effect``:
+        with a score that has not moved the policy and never will. Raises InvalidRequestError for a cursor that is not ours."""
         outcome = []
         if receipt is not None:
             outcome.append(outcomes.scored_with(receipt))
@@ -72,6 +75,10 @@ class InteractionService:
             outcome.append(outcomes.ended_as(trajectory))
         if reason is not None:
             outcome.append(outcomes.for_reason(of_code(reason).beginning))
+        if learned_into is not None:
+            outcome.append(outcomes.learned_into(learned_into))
+        if without_effect:
+            outcome.append(outcomes.without_effect())
         async with self._database.read() as session:
             page = await interactions.page(
                 session,
@@ -89,16 +96,14 @@ class InteractionService:
             return LoggedPage(await _logged(session, page.rows), page.next_cursor)
 
     async def unused(self) -> tuple[Unused, ...]:
-        """Why answers and scores were not used, most frequent first."""
+        """Why answers were not used, scored or not, most frequent first."""
         async with self._database.read() as session:
-            answers = await outcomes.unused_answers(session)
-            scores = await outcomes.refused_scores(session)
-        counts: Counter[tuple[TrajectoryState | None, Reason | None]] = Counter()
-        for state, why, count in answers:
-            counts[state, kind_of(why)] += count
-        for why, count in scores:
-            counts[None, kind_of(why)] += count
-        return tuple(Unused(state, kind, count) for (state, kind), count in counts.most_common())
+            return _counted(await outcomes.unused_answers(session))
+
+    async def scores_without_effect(self, since: float) -> tuple[Unused, ...]:
+        """Why scores given since then (Unix) have not moved the policy and never will, most frequent first."""
+        async with self._database.read() as session:
+            return _counted(await outcomes.scores_without_effect(session, since))
 
     async def get(self, completion_id: str) -> tuple[LoggedChoice, ...]:
         """All choices of a completion, in order. Raises CompletionNotFoundError."""
@@ -107,6 +112,13 @@ class InteractionService:
         if not found:
             raise CompletionNotFoundError(f"There is no completion {completion_id[:80]!r}.", param="completion_id")
         return found
+
+
+def _counted(found: Iterable[tuple[TrajectoryState | None, str | None, int]]) -> tuple[Unused, ...]:
+    counts: Counter[tuple[TrajectoryState | None, Reason | None]] = Counter()
+    for state, why, count in found:
+        counts[state, kind_of(why)] += count
+    return tuple(Unused(state, kind, count) for (state, kind), count in counts.most_common())
 
 
 async def _logged(session: Session, rows: Sequence[InteractionRow]) -> tuple[LoggedChoice, ...]:

@@ -26,16 +26,15 @@ def scored_with(status: ReceiptStatus) -> ColumnElement[bool]:
         .outerjoin(UpdateRow, UpdateRow.update_number == TrajectoryRow.update_number)
         .outerjoin(PolicyVersionRow, PolicyVersionRow.version == UpdateRow.policy_version)
     )
-    refused = and_(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)
     counts = FeedbackRow.refused_reason.is_(None)
     standing = and_(counts, FeedbackRow.superseded_by.is_(None))
-    unwritten = and_(answer.stored, answer.erased_at.is_(None), answer.status == InteractionStatus.GENERATING)
+    unwritten = _unwritten(answer)
     no_trajectory = TrajectoryRow.id.is_(None)
     if status is ReceiptStatus.SUPERSEDED:
         return InteractionRow.id.in_(found.where(counts, FeedbackRow.superseded_by.is_not(None)))
     if status is ReceiptStatus.NOT_TRAINABLE:
         never = or_(_in(TrajectoryState.NOT_TRAINABLE), and_(no_trajectory, not_(unwritten)))
-        return InteractionRow.id.in_(found.where(or_(refused, and_(standing, never))))
+        return InteractionRow.id.in_(found.where(or_(_REFUSED, and_(standing, never))))
     if status is ReceiptStatus.RECEIVED:
         return InteractionRow.id.in_(found.where(standing, or_(_in(TrajectoryState.PENDING), and_(no_trajectory, unwritten))))
     return InteractionRow.id.in_(found.where(standing, _of_trajectory(status)))
@@ -94,11 +93,39 @@ async def unused_answers(session: AsyncSession) -> Sequence[tuple[TrajectoryStat
     return [(TrajectoryState(state), reason, count) for state, reason, count in (await session.execute(query)).all()]
 
 
-async def refused_scores(session: AsyncSession) -> Sequence[tuple[str, int]]:
-    """(reason, how many) of the scores that could not count when they came, whatever became of their answers."""
-    query = (
-        select(FeedbackRow.refused_reason, func.count())
-        .where(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)
-        .group_by(FeedbackRow.refused_reason)
+def learned_into(policy_version: int) -> ColumnElement[bool]:
+    """Interactions that the update which made this version was trained on."""
+    update = select(UpdateRow.update_number).where(UpdateRow.policy_version == policy_version)
+    return InteractionRow.id.in_(select(TrajectoryRow.interaction_id).where(_in(TrajectoryState.TRAINED), TrajectoryRow.update_number.in_(update)))
+
+
+def without_effect() -> ColumnElement[bool]:
+    """Interactions with a score that has not moved the policy and never will: it could not count when it came, or its answer was not used."""
+    return or_(*(scored_with(status) for status in (ReceiptStatus.NOT_TRAINABLE, ReceiptStatus.EXPIRED, ReceiptStatus.REJECTED)))
+
+
+async def scores_without_effect(session: AsyncSession, since: float) -> Sequence[tuple[TrajectoryState | None, str | None, int]]:
+    """(state of the answer, reason, how many) of the scores given since then that have not moved the policy and never will; state None: they could
+    not count when they came, whatever became of their answers."""
+    refused = select(FeedbackRow.refused_reason, func.count()).where(_REFUSED, FeedbackRow.created_at >= since).group_by(FeedbackRow.refused_reason)
+    found: list[tuple[TrajectoryState | None, str | None, int]] = [(None, reason, count) for reason, count in (await session.execute(refused)).all()]
+    wasted = (
+        select(TrajectoryRow.state, TrajectoryRow.reason, func.count())
+        .select_from(FeedbackRow)
+        .join(InteractionRow, InteractionRow.id == FeedbackRow.interaction_id)
+        .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == FeedbackRow.interaction_id)
+        .where(FeedbackRow.refused_reason.is_(None), FeedbackRow.superseded_by.is_(None), FeedbackRow.created_at >= since)
+        .where(or_(_in(*UNUSED_STATES), and_(TrajectoryRow.id.is_(None), not_(_unwritten(InteractionRow)))))
+        .group_by(TrajectoryRow.state, TrajectoryRow.reason)
     )
-    return [(reason, count) for reason, count in (await session.execute(query)).all() if reason is not None]
+    for state, reason, count in (await session.execute(wasted)).all():
+        found.append((TrajectoryState.NOT_TRAINABLE if state is None else TrajectoryState(state), reason, count))
+    return found
+
+
+def _unwritten(answer: type[InteractionRow]) -> ColumnElement[bool]:
+    """It is still being generated, so its training side is not there yet."""
+    return and_(answer.stored, answer.erased_at.is_(None), answer.status == InteractionStatus.GENERATING)
+
+
+_REFUSED = and_(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)

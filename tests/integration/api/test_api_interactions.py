@@ -58,7 +58,14 @@ def test_what_became_of_scores_can_be_asked_for(http: httpx.Client, client: Open
 
     assert found(receipt="queued") == found(trajectory="ready") == [queued]
     assert found(receipt="not_trainable") == found(reason="greedy_sampling") == [greedy]
-    assert found(receipt="live") == found(reason="store_false") == []
+    assert found(receipt="live") == found(reason="store_false") == found(learned_into="1") == []
+    assert found(without_effect="true") == [greedy]
+    counted = http.get("/admin/scores/without-effect", params={"hours": 1}).json()
+    reasons = {one["reason"]: one for one in counted["data"]}
+    assert reasons["greedy_sampling"]["scores"] >= 1
+    assert "temperature above 0" in reasons["greedy_sampling"]["advice"]
+    assert counted["scores"] == sum(one["scores"] for one in counted["data"])
+    assert http.get("/admin/scores/without-effect", params={"hours": 0}).status_code == 400
     (choice,) = http.get(f"/v1/interactions/{greedy}").json()["choices"]
     assert "temperature above 0" in choice["trajectory"]["advice"]
     assert choice["scores"][0]["advice"] == choice["trajectory"]["advice"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,14 +21,15 @@ from tiny_model import tiny_model
 BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"12": "1", "15": "2"}
 """Versions of the page, and those that the service here has."""
-TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase")
+TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase", "scores")
 NEEDS_THE_SERVICE_STOPPED = "pretrain-value"
-NOT_INSTALLED_WITH_IT = "tensorboard"
+OTHER_PROGRAMS = ("tensorboard", "make", "cp")
+"""Not installed with it, or not its own."""
 
 
 def documented() -> list[list[str]]:
     lines = [line for block in BLOCK.findall((ROOT / "docs" / "operations.md").read_text()) for line in block.splitlines()]
-    return [words for words in (shlex.split(line, comments=True) for line in lines) if words and words[0] != NOT_INSTALLED_WITH_IT]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words and words[0] not in OTHER_PROGRAMS]
 
 
 def run(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -78,3 +80,29 @@ def test_the_commands_run_as_written(server: Server, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{arguments}:\n{done.stdout}\n{done.stderr}"
         assert done.stdout.strip() or (arguments[0] == "export" and (tmp_path / "scores.jsonl").is_file()), arguments
     assert (tmp_path / "replay-1" / "updates.jsonl").read_text().strip()
+
+
+def test_a_copy_of_the_stopped_service_serves_what_it_did(server: Server, tmp_path: Path) -> None:
+    used(server)
+    completion = chat(server, "Who am I?", "eve")
+    score = {"completion_id": completion, "value": 1.0}
+    receipt = httpx.post(f"{server.url}/v1/feedback", json=score, trust_env=False, timeout=60).raise_for_status().json()["id"]
+    server.stop()
+    shutil.copytree(server.data_dir, tmp_path / "copy")
+    shutil.rmtree(server.data_dir)
+    settings = f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\nlora_rank = 4\n[server]\nport = 0\n'
+    (tmp_path / "online-sao.toml").write_text(settings)
+    checked = run(tmp_path, ["doctor", "--data-dir", str(tmp_path / "copy"), "--no-self-check"])
+    assert checked.returncode == 0, checked.stdout
+    restored = Server(tmp_path / "copy", server.environment).start()
+    try:
+        answer = httpx.post(
+            f"{restored.url}/v1/chat/completions",
+            json={"model": "tiny", "messages": user("Still there?"), "max_tokens": 4},
+            trust_env=False,
+            timeout=60,
+        )
+        assert answer.json()["system_fingerprint"] == "tiny@v2"
+        assert httpx.get(f"{restored.url}/v1/feedback/{receipt}", trust_env=False, timeout=60).json()["completion_id"] == completion
+    finally:
+        restored.stop()

@@ -31,6 +31,7 @@ UPDATE = {"number": 51, "accepted": True, "reason": None, "policy_version": 51, 
             with_learner(paused=True, pause_reason="looking", phase="updating", detail="8 trajectories on version 3"),
             ["It is paused: looking", "An update is still under way (updating: 8 trajectories on version 3)"],
         ),
+        (with_learner(paused=False, phase="paused", detail="looking"), ["goes on within seconds. Waiting: 1 of 8"]),
         (with_learner(presence="silent", silence=90.0, heartbeat_age=5789.0), ["no sign of life for 2 min", "Last sign of life 2 h ago"]),
         (with_learner(presence="starting", heartbeat_age=5789.0), ["The learner is starting.", "Last sign of life 2 h ago"]),
         (with_learner(presence="ended"), ["has ended, and is started again by itself", "Waiting: 1 of 8"]),
@@ -65,6 +66,40 @@ def test_no_alarm_is_said_and_the_filter_is_sent(service, run):
     service.answers["GET /admin/alarms"] = (200, {"data": []})
     assert "No alarm is open" in run("alarms", "--open").output
     assert service.asked[-1][2] == {"open": True, "limit": 20}
+
+
+WITHOUT_EFFECT = {
+    "data": [
+        {
+            "reason": "greedy_sampling",
+            "words": "sampled greedily",
+            "advice": "Send a temperature above 0.",
+            "trajectory": "not_trainable",
+            "scores": 2,
+        },
+        {"reason": None, "words": None, "advice": None, "trajectory": "rejected", "scores": 1},
+    ],
+    "since": 5.0,
+    "scores": 3,
+}
+
+
+def test_scores_without_effect_by_reason_with_advice_and_their_answers(service, run):
+    service.answers["GET /admin/scores/without-effect"] = (200, WITHOUT_EFFECT)
+    scored = {"value": 1.0, "status": "not_trainable", "reason": "greedy_sampling"}
+    page = {"data": [{"id": "chatcmpl-1", "created": 1.0, "policy_version": 3, "scores": [scored]}], "has_more": True}
+    service.answers["GET /v1/interactions"] = (200, page)
+    shown = run("scores", "--hours", "2", "--limit", "1").output
+    for word in ("3 scores of the last 2 h", "2  sampled greedily", "What to do: Send a temperature.", "1  for a reason of their own", "1 shown"):
+        assert word in shown
+    assert "version 3, 1 not_trainable: greedy_sampling" in shown
+    assert [asked[2] for asked in service.asked] == [{"hours": 2.0}, {"without_effect": True, "since": 5.0, "limit": 1}]
+
+
+def test_no_score_without_effect_asks_for_no_answers(service, run):
+    service.answers["GET /admin/scores/without-effect"] = (200, {"data": [], "since": 5.0, "scores": 0})
+    assert "0 scores of the last 24 h had no effect" in run("scores").output
+    assert len(service.asked) == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("--user", "eve", "--interaction", "c1")])

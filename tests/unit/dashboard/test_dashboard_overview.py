@@ -96,15 +96,23 @@ def test_what_was_not_used_says_why_what_to_do_and_where_it_is():
     unused = (
         Unused(TrajectoryState.NOT_TRAINABLE, of_code(ReasonCode.STORE_FALSE), 1850),
         Unused(TrajectoryState.REJECTED, None, 8),
-        Unused(None, of_code(ReasonCode.METRIC_NOT_WEIGHTED), 3),
     )
-    answers, scores = overview.stages(replace(view(), unused=unused)).split("Scores not used")
+    without_effect = (Unused(None, of_code(ReasonCode.METRIC_NOT_WEIGHTED), 3), Unused(TrajectoryState.EXPIRED, of_code(ReasonCode.POLICY_LAG), 1))
+    drawn = overview.stages(replace(view(), unused=unused, without_effect=without_effect))
+    scores, answers = drawn.split("Answers not used, scored or not")
     for part in ("1 850 asked for with store: false", "client&#x27;s wish", "training=not_trainable&amp;reason=store_false"):
         assert part in answers
     assert "training=rejected" in answers
     assert "8 in an update that a gate refused" in answers
-    for part in ("3 for a metric without a weight", "reward.metric_weights", "receipt=not_trainable&amp;reason=metric_not_weighted"):
+    assert "Scores without effect, last day" in scores
+    for part in (
+        "3 for a metric without a weight",
+        "reward.metric_weights",
+        "receipt=not_trainable&amp;since=day&amp;effect=none&amp;reason=metric",
+    ):
         assert part in scores
+    assert "training=expired&amp;since=day" in scores
+    assert "since=" not in answers
     assert "not used" not in overview.stages(view())
 
 

@@ -152,3 +152,30 @@ def test_the_command_says_what_fails(tmp_path, monkeypatch):
     assert done.exit_code == 1
     failed = [check for check in json.loads(done.stdout)["checks"] if check["state"] == "fail"]
     assert {check["name"] for check in failed} == {"model", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("server", "advice"),
+    [({"cors_origins": ["https://chat.example.com/"]}, "scheme, host and port alone"), ({"host": "0.0.0.0"}, "no server.api_token is set")],
+)
+def test_the_command_fails_for_what_serve_refuses(tmp_path, monkeypatch, server, advice):
+    from typer.testing import CliRunner
+
+    from online_sao.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "online-sao.toml").write_text("[server]\nport = 0\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in server.items()))
+    done = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path), "--no-self-check", "--json", "--model", str(tiny_model())])
+    assert done.exit_code == 1
+    (failed,) = [check for check in json.loads(done.stdout)["checks"] if check["state"] == "fail"]
+    assert failed["name"] == "who may call"
+    assert advice in failed["advice"]
+
+
+def test_what_the_data_folder_takes(tmp_path):
+    settings = Settings(storage={"data_dir": tmp_path})
+    assert "takes" not in doctor.disk(settings).found
+    settings.checkpoints_dir.mkdir()
+    with (settings.checkpoints_dir / "large").open("wb") as file:
+        file.truncate(30_000_000)
+    assert "it takes 0.03 GB (policy store 0.00, checkpoints 0.03)" in doctor.disk(settings).found

@@ -112,6 +112,30 @@ async def test_the_filter_finds_what_the_receipts_say(database, everything) -> N
     assert len(both.choices) == 2
 
 
+async def test_scores_without_effect_are_those_whose_receipts_say_so(database, everything) -> None:
+    service = InteractionService(database)
+    choices = (await service.page(limit=1000)).choices
+    no_effect = (ReceiptStatus.NOT_TRAINABLE, ReceiptStatus.EXPIRED, ReceiptStatus.REJECTED)
+    receipts = [receipt for choice in choices for receipt in choice.receipts if receipt.status in no_effect]
+    assert sum(one.count for one in await service.scores_without_effect(since=0.0)) == len(receipts)
+    assert await service.scores_without_effect(since=time.time() + 60) == ()
+    expected = [choice.interaction.id for choice in choices if any(receipt.status in no_effect for receipt in choice.receipts)]
+    assert [choice.interaction.id for choice in (await service.page(limit=1000, without_effect=True)).choices] == expected
+
+
+async def test_what_a_version_learned_from_is_found(database, everything) -> None:
+    service = InteractionService(database)
+    choices = (await service.page(limit=1000)).choices
+    for version, *_ in VERSIONS:
+        expected = [
+            choice.interaction.id
+            for choice in choices
+            if choice.trajectory is not None and choice.trajectory.state == TrajectoryState.TRAINED and choice.trajectory.update_number == version
+        ]
+        assert expected
+        assert [choice.interaction.id for choice in (await service.page(limit=1000, learned_into=version)).choices] == expected
+
+
 async def test_unused_answers_and_scores_are_counted_by_reason_and_found_by_it(database, chats) -> None:
     for reason in ("store_false", "store_false", "greedy_sampling", "policy_lag 35 > 32", "policy version 3 was rolled back to version 1: a bad day"):
         await chats.completed(reason=reason)
@@ -140,10 +164,11 @@ async def test_unused_answers_and_scores_are_counted_by_reason_and_found_by_it(d
         (never, ReasonCode.POLICY_LAG): 1,
         (never, ReasonCode.ROLLED_BACK): 1,
         (never, None): 1,
-        (None, ReasonCode.METRIC_NOT_WEIGHTED): 2,
     }
+    (refused,) = await service.scores_without_effect(since=0.0)
+    assert (refused.state, refused.kind, refused.count) == (None, of_code(ReasonCode.METRIC_NOT_WEIGHTED), 2)
     for (state, code), count in counted.items():
-        if code is not None and state is not None:
+        if code is not None:
             assert len((await service.page(limit=100, trajectory=state, reason=code)).choices) == count
     (scored,) = (await service.page(limit=100, receipt=ReceiptStatus.NOT_TRAINABLE, reason=ReasonCode.METRIC_NOT_WEIGHTED)).choices
     assert scored.interaction.id == ready.id
