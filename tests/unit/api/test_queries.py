@@ -47,7 +47,7 @@ async def test_it_names_what_was_meant(app: FastAPI) -> None:
     error = (await ask(app, "GET", "/v1/interactions?limit=3&polcy_version=3")).json()["error"]
     assert error["param"] == "polcy_version"
     assert "Did you mean 'policy_version'?" in error["message"]
-    assert "after, limit, model, " in error["message"]
+    assert "after, learned_into, limit, model, " in error["message"]
     assert "before, limit, open" in (await ask(app, "GET", "/admin/alarms?score=1")).json()["error"]["message"]
 
 

@@ -90,7 +90,7 @@ def test_scores_without_effect_by_reason_with_advice_and_their_answers(service, 
     page = {"data": [{"id": "chatcmpl-1", "created": 1.0, "policy_version": 3, "scores": [scored]}], "has_more": True}
     service.answers["GET /v1/interactions"] = (200, page)
     shown = run("scores", "--hours", "2", "--limit", "1").output
-    for word in ("3 scores of the last 2 h", "2  sampled greedily", "What to do: Send a temperature.", "1  for a reason of their own", "1 shown"):
+    for word in ("3 scores of the last 2 h", "2  sampled greedily", "What to do: Send a temperature", "1  for a reason of their own", "1 shown"):
         assert word in shown
     assert "version 3, 1 not_trainable: greedy_sampling" in shown
     assert [asked[2] for asked in service.asked] == [{"hours": 2.0}, {"without_effect": True, "since": 5.0, "limit": 1}]
