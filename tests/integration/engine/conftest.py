@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from online_sao.config import EngineSettings
 from online_sao.inference.engine import InferenceEngine
@@ -64,7 +65,7 @@ class Started:
             await engine.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def started() -> AsyncIterator[Started]:
     engines = Started()
     yield engines
