@@ -105,7 +105,8 @@ def _item(choice: LoggedChoice) -> str:
 
 
 def _because(receipt: Receipt) -> str:
-    kind = kind_of(receipt.reason)
+    """The kind of reason, where the status alone does not say it: a score that was rolled back had been learned, whoever wrote its answer."""
+    kind = kind_of(receipt.reason) if receipt.status is not ReceiptStatus.ROLLED_BACK else None
     return "" if kind is None else f": {escape(kind.words)}"
 
 

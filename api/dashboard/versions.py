@@ -153,7 +153,8 @@ def choice(evaluations: Sequence[EvaluationStatus], pair: Pair) -> str:
     if pair.left is None or pair.right is None:
         return ""
     chosen = _select("left", "Before", evaluations, pair.left) + _select("right", "After", evaluations, pair.right)
-    return chosen + _reference(evaluations)
+    missing = '<p class="muted">A version that is not offered here has not been evaluated: roll back to it for a minute or two, and it is.</p>'
+    return chosen + (_reference(evaluations) or missing)
 
 
 def _reference(evaluations: Sequence[EvaluationStatus]) -> str:

@@ -51,6 +51,7 @@ async def examine(settings: Settings, *, self_check: bool = True) -> list[Check]
         ("port", lambda: port(settings)),
         ("database", lambda: doctor_data.database(settings)),
         ("policy store", lambda: doctor_data.policy_store(settings)),
+        ("checkpoints", _in_thread(lambda: doctor_data.checkpoints(settings))),
         ("model", _in_thread(lambda: doctor_model.model(settings))),
         ("memory", _in_thread(lambda: doctor_model.memory(settings))),
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from online_sao.config import Settings
-from online_sao.errors import ConfigurationError, PolicyStoreError
+from online_sao.errors import ConfigurationError, PolicyStoreError, StorageError
 from online_sao.publishing.policy_store import verify
 from online_sao.runtime.doctor import Check
 from online_sao.storage.migrations import require_current
@@ -26,17 +28,41 @@ async def database(settings: Settings) -> Check:
     connection = Database(settings.database_url)
     try:
         await require_current(connection)
+        damage = await connection.damage()
+        if damage is not None:
+            return Check("database", "fail", f"{shown} is damaged: {damage}", "Restore it from a backup.")
         async with connection.read() as session:
             active = (await policies.active(session)).version
             row = await learner.get(session)
     except ConfigurationError as error:
         return Check("database", "fail", shown, error.message)
+    except StorageError as error:
+        return Check("database", "fail", f"{shown} cannot be read: {error.message}", "If it is damaged, restore it from a backup.")
     finally:
         await connection.dispose()
     found = f"{shown}, at the newest schema; version {active} is active"
     if row.paused:
         return Check("database", "warn", f"{found}; the learner is paused: {row.pause_reason}", "Resume it when the reason is gone.")
     return Check("database", "ok", found)
+
+
+def checkpoints(settings: Settings) -> Check:
+    """Whether the learner's tensors can be read: every file's header, and that it is as long as that says."""
+    files = sorted(settings.checkpoints_dir.rglob("*.safetensors"))
+    damaged = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+        except (OSError, SafetensorError) as error:
+            damaged[file] = error
+    if damaged:
+        file = max(damaged)
+        found = f"{len(damaged)} files cannot be read: {file.relative_to(settings.checkpoints_dir)} ({damaged[file]})"
+        return Check(
+            "checkpoints", "fail", found, "Restore the folder from a backup, or roll back: the learner then stands on the published weights."
+        )
+    return Check("checkpoints", "ok", f"{len(files)} files of tensors, each whole" if files else "none yet: nothing has been learned")
 
 
 async def policy_store(settings: Settings) -> Check:

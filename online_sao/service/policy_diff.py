@@ -85,10 +85,10 @@ def evaluation_problem(version: VersionStatus, settings: EvaluationSettings) -> 
     served = max(0.0, version.retired_at - version.activated_at)
     interval = settings.min_interval_seconds
     if served < interval:
-        return (
-            f"it served {served:.0f} s before a newer one came, and evaluations are at least {interval:g} s apart (evaluation.min_interval_seconds)"
-        )
-    return f"it served {served:.0f} s without the engine having room for it, or evaluation.enabled was off then"
+        why = f"it served {served:.0f} s before a newer one came, and evaluations are at least {interval:g} s apart (evaluation.min_interval_seconds)"
+    else:
+        why = f"it served {served:.0f} s without the engine having room for it, or evaluation.enabled was off then"
+    return f"{why}. One that serves is evaluated within a minute or two: roll back to it for that"
 
 
 async def _weights(store: Path, versions: Sequence[VersionStatus]) -> tuple[WeightDistance | None, str | None]:

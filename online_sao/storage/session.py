@@ -140,6 +140,14 @@ class Database:
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
+    async def damage(self) -> str | None:
+        """What SQLite finds wrong with its file, every page read; None: nothing. PostgreSQL keeps checksums of its own."""
+        if self.dialect != "sqlite":
+            return None
+        async with self.read() as session:
+            found = (await session.scalars(text("PRAGMA quick_check(1)"))).first()
+        return None if found == "ok" else str(found)
+
     async def forget_overwritten(self) -> bool:
         """Remove what the files still hold of overwritten and deleted content: SQLite's write-ahead log keeps the pages of before. False: somebody
         reads in it just now; try again. PostgreSQL's vacuum does this by itself, in its own time."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
+import sqlite3
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tiny_model import tiny_model, write_random_adapter
 from versions import add_version
 
@@ -67,8 +71,6 @@ async def test_a_database_of_another_schema_and_a_paused_learner(settings, tmp_p
     assert (check.state, "for the weekend" in check.found) == ("warn", True)
     (tmp_path / "online_sao.db").unlink()
     assert "none yet" in (await doctor_data.database(settings)).found
-    import sqlite3
-
     sqlite3.connect(tmp_path / "online_sao.db").close()
     check = await doctor_data.database(settings)
     assert (check.state, "online-sao db upgrade" in check.advice) == ("fail", True)
@@ -134,7 +136,7 @@ async def test_no_check_raises(settings, monkeypatch):
 
     monkeypatch.setattr(doctor, "versions", broken)
     checks = await doctor.examine(settings, self_check=False)
-    assert [check.name for check in checks] == ["versions", "threads", "disk", "port", "database", "policy store", "model", "memory"]
+    assert [check.name for check in checks] == ["versions", "threads", "disk", "port", "database", "policy store", "checkpoints", "model", "memory"]
     assert (checks[0].state, "boom" in checks[0].found) == ("fail", True)
 
 
@@ -179,3 +181,32 @@ def test_what_the_data_folder_takes(tmp_path):
     with (settings.checkpoints_dir / "large").open("wb") as file:
         file.truncate(30_000_000)
     assert "it takes 0.03 GB (policy store 0.00, checkpoints 0.03)" in doctor.disk(settings).found
+
+
+async def test_a_damaged_database_is_not_fit(settings, tmp_path):
+    path = tmp_path / "online_sao.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE filler (text TEXT)")
+        connection.executemany("INSERT INTO filler VALUES (?)", [("x" * 500,)] * 500)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert (await doctor_data.database(settings)).state == "ok"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 100_000)
+        file.write(b"\xff" * 50_000)
+    found = await doctor_data.database(settings)
+    assert found.state == "fail"
+    assert "backup" in found.advice
+
+
+def test_a_cut_checkpoint_is_not_fit(tmp_path):
+    settings = Settings(storage={"data_dir": tmp_path})
+    assert doctor_data.checkpoints(settings).state == "ok"
+    folder = settings.checkpoints_dir / "update-000001"
+    folder.mkdir(parents=True)
+    save_file({"a": torch.zeros(1000)}, folder / "policy.safetensors")
+    assert doctor_data.checkpoints(settings).state == "ok"
+    with (folder / "policy.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    found = doctor_data.checkpoints(settings)
+    assert (found.state, "update-000001/policy.safetensors" in found.found) == ("fail", True)
