@@ -18,7 +18,7 @@ from test_api_activation import publish
 from test_api_rollback import served
 from tiny_model import tiny_model
 
-BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"12": "1", "15": "2"}
 """Versions of the page, and those that the service here has."""
 TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase", "scores")
@@ -28,7 +28,9 @@ OTHER_PROGRAMS = ("tensorboard", "make", "cp")
 
 
 def documented() -> list[list[str]]:
-    lines = [line for block in BLOCK.findall((ROOT / "docs" / "operations.md").read_text()) for line in block.splitlines()]
+    lines = [
+        line for kind, block in BLOCK.findall((ROOT / "docs" / "operations.md").read_text()) if kind in ("", "sh") for line in block.splitlines()
+    ]
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words and words[0] not in OTHER_PROGRAMS]
 
 
