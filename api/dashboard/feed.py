@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from api.dashboard.interactions import SINCE
 from api.dashboard.versions import EVALUATIONS_SHOWN
 from api.dashboard.view import View, read
 from api.dependencies import Backend
@@ -92,7 +93,7 @@ class Feed:
         return await self._backend.interactions.unused()
 
     async def _read_without_effect(self) -> tuple[Unused, ...]:
-        return await self._backend.interactions.scores_without_effect(time.time() - 86400)
+        return await self._backend.interactions.scores_without_effect(time.time() - SINCE["day"])
 
     async def _read_past_alarms(self) -> tuple[AlarmStatus, ...]:
         return tuple(alarm for alarm in await self._backend.alarms.list(limit=ALARMS_READ) if alarm.cleared_at is not None)

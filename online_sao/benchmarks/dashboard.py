@@ -157,6 +157,8 @@ async def measure(url: str, count: int, repetitions: int, *, there: bool) -> dic
         "rollup": rollup.advance,
         "shifts": HistoryService(database, RewardSettings()).shifts,
         "updates": lambda: history.updates(200),
+        "unused answers": interactions.unused,
+        "scores without effect": lambda: interactions.scores_without_effect(time.time() - 86400),
         "interactions": lambda: interactions.page(limit=20),
         "interactions by user": lambda: interactions.page(limit=20, user="user-3"),
         "interactions by text nobody wrote": lambda: interactions.page(limit=20, text="zebra crossing"),

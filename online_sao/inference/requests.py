@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from online_sao.errors import ContextLengthError, InvalidRequestError
+from transformers import PretrainedConfig
+
+from online_sao.config import EngineSettings
+from online_sao.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from online_sao.inference.engine import EngineRequest
 
 MAX_TOP_LOGPROBS = 20
@@ -21,6 +25,15 @@ class RequestLimits:
     vocabulary: int
     max_context_tokens: int
     min_temperature: float
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, settings: EngineSettings, min_temperature: float) -> RequestLimits:
+        """Those of a model by its ``config``. Raises ConfigurationError if it cannot hold engine.max_context_tokens."""
+        if settings.max_context_tokens > config.max_position_embeddings:
+            raise ConfigurationError(
+                f"engine.max_context_tokens is {settings.max_context_tokens}, but the model holds {config.max_position_embeddings} tokens at most."
+            )
+        return cls(config.vocab_size, settings.max_context_tokens, min_temperature)
 
     def check(self, request: EngineRequest) -> int:
         """The number of tokens that may be sampled. Raises ContextLengthError or InvalidRequestError for what cannot be sampled from."""
@@ -44,14 +57,14 @@ class RequestLimits:
             raise InvalidRequestError(f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}.", param="top_logprobs")
         return min(request.max_tokens, room)
 
-    def check_text(self, token_ids: tuple[int, ...]) -> None:
+    def check_text(self, token_ids: Sequence[int]) -> None:
         """As ``check``, for a text to be scored."""
         if len(token_ids) > self.max_context_tokens:
             raise ContextLengthError(f"The text has {len(token_ids)} tokens; the context holds {self.max_context_tokens}.")
         if token_ids and not self._are_tokens(token_ids):
             raise InvalidRequestError(f"token_ids must be from 0 to {self.vocabulary - 1}.")
 
-    def _are_tokens(self, token_ids: tuple[int, ...]) -> bool:
+    def _are_tokens(self, token_ids: Sequence[int]) -> bool:
         return bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < self.vocabulary
 
 

@@ -159,7 +159,7 @@ class TransformersEngine:
     async def score_text(self, token_ids: Sequence[int]) -> list[float]:
         """See the contract. Each chunk is a pause of its own, at a token boundary; between two, decoding goes on for as long as the last one took."""
         serving, version = self._require_serving(), self._version
-        serving.limits.check_text(tuple(token_ids))
+        serving.limits.check_text(token_ids)
         scorer = TextScorer(serving.model, token_ids)
         while not scorer.finished:
             started = time.perf_counter()
@@ -185,17 +185,12 @@ class TransformersEngine:
     def _load(self, loop: asyncio.AbstractEventLoop, adapter_dir: Path | None) -> _Serving:
         torch.set_num_threads(self._settings.threads or os.cpu_count() or 1)
         model = load_model(self._model_path).requires_grad_(False)
-        longest = model.config.max_position_embeddings
-        if self._settings.max_context_tokens > longest:
-            raise ConfigurationError(
-                f"engine.max_context_tokens is {self._settings.max_context_tokens}, but the model holds {longest} tokens at most."
-            )
+        limits = RequestLimits.of(model.config, self._settings, MIN_TEMPERATURE)
         weights = MergedWeights(model)
         adapter = read_adapter(adapter_dir) if adapter_dir is not None else None
         if adapter is not None:
             weights.apply(adapter)
         manager = batching.build_manager(model, self._settings, loop, self._receive)
-        limits = RequestLimits(model.config.vocab_size, self._settings.max_context_tokens, MIN_TEMPERATURE)
         return _Serving(manager, model, weights, adapter, limits)
 
     def _swap(self, loop: asyncio.AbstractEventLoop, serving: _Serving, policy_version: int, adapter_dir: Path | None) -> SwapReport:

@@ -7,6 +7,7 @@ A check never raises: what it cannot find out is a failure with the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -123,15 +124,18 @@ async def port(settings: Settings) -> Check:
 
 def _taken(settings: Settings) -> str:
     """What the data folder takes of the disk, and its largest parts."""
-    parts = {
-        "policy store": settings.policy_store_dir,
-        "checkpoints": settings.checkpoints_dir,
-        "everything": settings.storage.data_dir,
-    }
-    sizes = {name: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e9 for name, folder in parts.items()}
-    if not sizes["everything"]:
+    parts = {"policy store": settings.policy_store_dir, "checkpoints": settings.checkpoints_dir}
+    sizes, everything = dict.fromkeys(parts, 0), 0
+    for file in settings.storage.data_dir.rglob("*"):
+        # The service may be running: a file that was there a moment ago need not be there now.
+        with contextlib.suppress(FileNotFoundError):
+            size = file.stat().st_size if file.is_file() else 0
+            everything += size
+            for name, folder in parts.items():
+                sizes[name] += size if folder in file.parents else 0
+    if not everything:
         return ""
-    return f"; it takes {sizes.pop('everything'):.2f} GB ({', '.join(f'{name} {size:.2f}' for name, size in sizes.items())})"
+    return f"; it takes {everything / 1e9:.2f} GB ({', '.join(f'{name} {size / 1e9:.2f}' for name, size in sizes.items())})"
 
 
 def _existing(folder: Path) -> Path:

@@ -54,6 +54,8 @@ def checkpoints(settings: Settings) -> Check:
         try:
             with safe_open(file, framework="pt") as tensors:
                 tensors.keys()
+        except FileNotFoundError:
+            continue  # the learner that runs beside it keeps the newest few only
         except (OSError, SafetensorError) as error:
             damaged[file] = error
     if damaged:

@@ -49,7 +49,8 @@ class VLLMEngine:
             )
         self._settings = settings
         self._model_path = model_path
-        self._limits = _limits(settings, model_path)
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
+        self._limits = RequestLimits.of(config, settings, MIN_TEMPERATURE)
         self._version = 0
         self._swaps = 0
         self._core: Core | None = None
@@ -131,7 +132,7 @@ class VLLMEngine:
         """See the contract. vLLM computes the text in pieces of engine.max_batch_tokens, beside everyone's decoding."""
         swaps = self._swaps
         longest = self._require_core().llm.model_config.max_model_len - 1
-        self._limits.check_text(tuple(token_ids))
+        self._limits.check_text(token_ids)
         if len(token_ids) > longest:
             raise ContextLengthError(f"The text has {len(token_ids)} tokens; vLLM scores {longest} at most.")
         if len(token_ids) < 2:
@@ -207,12 +208,3 @@ class VLLMEngine:
         if self._core.problem is not None:
             raise EngineError(self._core.problem)
         return self._core
-
-
-def _limits(settings: EngineSettings, model_path: Path) -> RequestLimits:
-    config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
-    if settings.max_context_tokens > config.max_position_embeddings:
-        raise ConfigurationError(
-            f"engine.max_context_tokens is {settings.max_context_tokens}, but the model holds {config.max_position_embeddings} tokens at most."
-        )
-    return RequestLimits(config.vocab_size, settings.max_context_tokens, MIN_TEMPERATURE)
