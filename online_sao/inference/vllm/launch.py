@@ -21,6 +21,8 @@ from online_sao.inference.requests import MAX_TOP_LOGPROBS
 BLOCK_TOKENS = 32
 """Tokens in one block of the KV cache: the smallest that attention on a CPU takes."""
 WORKER = "online_sao.inference.vllm.worker"
+SERVICE_PID = "SAO_VLLM_SERVICE_PID"
+"""The environment variable that names this process to vLLM's, which end when it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def _environment(settings: EngineSettings, on_cpu: bool) -> Iterator[None]:
     wanted = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which a fork would leave half alive
         "VLLM_NO_USAGE_STATS": "1",
+        SERVICE_PID: str(os.getpid()),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
     if on_cpu:

@@ -5,12 +5,18 @@ Owns the way from a published adapter to vLLM's fused and packed layers. Knows n
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -19,6 +25,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from online_sao.inference.vllm.architecture import projection_shapes
+from online_sao.inference.vllm.launch import SERVICE_PID
 from online_sao.models.adapter import merged, read_adapter
 from online_sao.models.fingerprint import fingerprint_of_products, signs
 
@@ -56,6 +63,10 @@ class PolicyStoreTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: 
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _end_with_the_service()
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         pass
 
@@ -78,6 +89,22 @@ class PolicyStoreTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: 
 
     def shutdown(self) -> None:
         pass
+
+
+def _end_with_the_service() -> None:
+    """Neither core nor worker notices by itself that the process which started them was killed, nor a worker that its core was: they would keep
+    their memory. As for the learner, no event tells: it is looked at."""
+    service, core = psutil.Process(int(os.environ[SERVICE_PID])), os.getppid()
+
+    def watch() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while os.getppid() == core and service.is_running() and service.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(1.0)
+        if os.getppid() == core:
+            os.kill(core, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with the service", daemon=True).start()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, PolicyStoreTransfer)
