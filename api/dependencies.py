@@ -18,6 +18,7 @@ from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
+from online_sao.service.pinned import PinnedVersions
 from online_sao.service.status import StatusService
 from online_sao.storage.tables import PolicyVersionRow
 
@@ -49,6 +50,8 @@ class Backend(Protocol):
     def meters(self) -> Meters: ...
     @property
     def engine(self) -> InferenceEngine | None: ...
+    @property
+    def pinned(self) -> PinnedVersions | None: ...
 
     @property
     def describe_token(self) -> Callable[[int], tuple[str, tuple[int, ...] | None]] | None:

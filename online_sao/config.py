@@ -62,6 +62,12 @@ class PolicySettings(_Group):
 class EngineSettings(_Group):
     kind: Literal["transformers", "vllm"] = "transformers"
     """Which inference engine serves: the embedded one, or vLLM (installed apart: docs/operations.md)."""
+    publish: Literal["auto", "weights", "adapter"] = "auto"
+    """How a new version gets into the engine. ``weights``: merged into the model at a token boundary, and running completions go on with it;
+    ``adapter`` (vLLM only): beside the others, so that nothing pauses, running completions end on the version they began with, and clients may ask
+    for ``name@vN``. ``auto``: ``adapter`` for vLLM on CUDA, else ``weights``, which decodes faster on a CPU."""
+    adapter_slots: int = Field(4, ge=2)
+    """Versions that can be in the engine at once with ``publish = "adapter"``. Where all are in use, a new one waits for the oldest completions."""
     threads: int = Field(0, ge=0)
     """Torch threads of the engine. 0: all cores."""
     max_concurrent: int = Field(16, gt=0)

@@ -1,4 +1,4 @@
-"""/v1/models: the policy by its name (latest version), and by ``name@vN`` for the version being served."""
+"""/v1/models: the policy by its name (latest version), and by ``name@vN`` for every version that can be had by its number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def get_model(backend: BackendDependency, model_id: str) -> JSONResponse:
 
 async def _models(backend: BackendDependency) -> list[dict[str, Any]]:
     active = await backend.active_version()
-    created = int(active.activated_at or active.created_at)
     name = backend.settings.policy.name
-    common = {"object": "model", "created": created, "owned_by": "online-sao", "policy_version": active.version}
-    return [{"id": name, **common}, {"id": f"{name}@v{active.version}", **common}]
+    versions = [active.version, *(await backend.pinned.available() if backend.pinned is not None else ())]
+    common = {"object": "model", "created": int(active.activated_at or active.created_at), "owned_by": "online-sao"}
+    return [{"id": name, **common, "policy_version": active.version}, *({"id": f"{name}@v{v}", **common, "policy_version": v} for v in versions)]

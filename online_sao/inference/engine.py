@@ -13,12 +13,22 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedVersion:
+    """A published version to sample from whichever one is served. ``adapter_dir`` None: the base model. ``served_digest``: what its weights must
+    have; empty: nobody said."""
+
+    policy_version: int
+    adapter_dir: Path | None
+    served_digest: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One completion to sample. ``temperature`` 0 is greedy (argmax, logprob of the untempered distribution). ``eos_token_ids`` end it.
 
     ``seed`` (best effort): alone on the engine, the same request under the same version gives the same tokens; other requests are not affected, and
     tokens come from the same distribution as without one. ``top_logprobs``: how many of the likeliest tokens to report at each place, at most the
-    engine's ``max_top_logprobs``.
+    engine's ``max_top_logprobs``. ``pinned``: sample all of it from that version (only on an engine that ``serves_pinned``).
     """
 
     request_id: str
@@ -29,6 +39,7 @@ class EngineRequest:
     eos_token_ids: tuple[int, ...]
     seed: int | None = None
     top_logprobs: int = 0
+    pinned: PinnedVersion | None = None
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -83,20 +94,25 @@ class InferenceEngine(Protocol):
     def max_top_logprobs(self) -> int:
         """Most alternatives a request may ask for at each place. 0: this engine has none."""
 
+    @property
+    def serves_pinned(self) -> bool:
+        """Whether it serves other versions beside the current one to requests that ask for them. If so, a request also ends on the version it began
+        with; if not, it goes on with the new weights after a swap."""
+
     def load(self) -> EngineLoad: ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         """Sample one completion. Closing the iterator (aclose, or cancelling the task) aborts the request and frees its slot.
 
-        Raises EngineError if the engine fails the request.
+        Raises EngineError if the engine fails the request, OverloadedError if there is no room for the version it is pinned to.
         """
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
-        """Put the weights of a published version in place at a token boundary. Running requests go on. On failure the old weights still serve."""
+        """Have a published version sample whatever begins from now on; no request running is lost. On failure the old version still serves."""
 
     async def score_text(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probability of each token but the first given those before it, untempered, under the weights being served. Users' decoding waits in
-        pieces of a fraction of a second. Raises EngineError if a swap comes in between, ContextLengthError if the text is too long."""
+        pieces of a fraction of a second. Raises EngineError if a swap comes in between and mixes versions, ContextLengthError if it is too long."""
 
     async def served_digest(self) -> tuple[float, ...]:
         """Fingerprint of the weights being served, read from the weights themselves."""

@@ -95,6 +95,10 @@ class TransformersEngine:
     def max_top_logprobs(self) -> int:
         return MAX_TOP_LOGPROBS
 
+    @property
+    def serves_pinned(self) -> bool:
+        return False
+
     def load(self) -> EngineLoad:
         return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
 

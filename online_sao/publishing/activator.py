@@ -7,7 +7,6 @@ made, nor what else a rollback changes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from online_sao.errors import LifecycleError, PolicyStoreError
 from online_sao.inference.engine import InferenceEngine, SwapReport
 from online_sao.models.fingerprint import matches
 from online_sao.publishing import lifecycle, rollback
-from online_sao.publishing.policy_store import verify
+from online_sao.publishing.published import PublishedVersions
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.session import Database
 from online_sao.storage.tables import SwapRow
@@ -45,13 +44,10 @@ class _Work:
 
 
 class Activator:
-    """``store``: the policy store's folder. ``base_digest``: models.catalog.base_digest of the model the engine serves."""
-
-    def __init__(self, database: Database, engine: InferenceEngine, store: Path, base_digest: str) -> None:
+    def __init__(self, database: Database, engine: InferenceEngine, published: PublishedVersions) -> None:
         self._database = database
         self._engine = engine
-        self._store = store
-        self._base_digest = base_digest
+        self._published = published
 
     async def start_version(self) -> StartVersion:
         """The ACTIVE version, its files checked. One whose files are missing or damaged is marked FAILED, and the newest that has served, is whole
@@ -66,7 +62,7 @@ class Activator:
         damage = ""
         for candidate in (version, *(other for other in others if other.version not in abandoned)):
             try:
-                folder = await self._checked_folder(candidate)
+                folder = await self._published.checked_folder(candidate)
             except PolicyStoreError as error:
                 logger.error("policy version %d cannot be served: %s", candidate.version, error.message)
                 damage = damage or error.message
@@ -96,7 +92,7 @@ class Activator:
         if work is None:
             return None
         try:
-            folder = await self._checked_folder(work.version)
+            folder = await self._published.checked_folder(work.version)
         except PolicyStoreError as error:
             await self._fail(work, error.message)
             return None
@@ -140,18 +136,6 @@ class Activator:
             row = await policies.next_to_activate(session, (await learner.get(session)).lineage_epoch, active.version)
             return _Work(active, policies.to_record(row)) if row is not None else None
 
-    async def _checked_folder(self, version: PolicyVersion) -> Path | None:
-        """The version's adapter folder, every checksum right; None for the base model."""
-        if version.path is None:
-            if version.version != 0:
-                raise PolicyStoreError(f"Policy version {version.version} names no folder.")
-            return None
-        folder = self._store / version.path
-        manifest = await asyncio.to_thread(verify, folder, base_digest=self._base_digest)
-        if (manifest.version, manifest.lineage_epoch, manifest.served_digest) != (version.version, version.lineage_epoch, version.served_digest):
-            raise PolicyStoreError(f"{folder} holds version {manifest.version} of another publication than the database's version {version.version}.")
-        return folder
-
     async def _record(self, work: _Work, report: SwapReport) -> None:
         """One transaction: the version before is RETIRED, this one ACTIVE, the swap and the end of a rollback noted. Raises LifecycleError if the
         version was abandoned by a rollback while the engine loaded it."""
@@ -171,8 +155,8 @@ class Activator:
             await policies.insert_swap(session, swap)
 
     async def _put_back(self, active: PolicyVersion) -> None:
-        folder = self._store / active.path if active.path is not None else None
-        _check_digest(active.served_digest, (await self._engine.swap(active.version, folder)).served_digest)
+        report = await self._engine.swap(active.version, self._published.folder(active))
+        _check_digest(active.served_digest, report.served_digest)
 
     async def _move(self, version: int, target: VersionState, reason: str | None = None) -> None:
         async with self._database.write() as session:

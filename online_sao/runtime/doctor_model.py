@@ -61,7 +61,7 @@ async def self_check(settings: Settings) -> Check:
     version, folder = await _active(settings)
     renderer = await asyncio.to_thread(Renderer.from_model, path)
     prompt = renderer.render([{"role": "user", "content": PROBE}])
-    engine = build_engine(settings.engine, path)
+    engine = build_engine(settings.engine, path, settings.policy.lora_rank)
     token_ids: list[int] = []
     sampled: list[float] = []
     await engine.start(version, folder)

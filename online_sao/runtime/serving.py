@@ -25,6 +25,7 @@ from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
+from online_sao.publishing.published import PublishedVersions
 from online_sao.runtime import tensorboard
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
@@ -43,6 +44,7 @@ from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
 from online_sao.service.learner_watch import LearnerWatch
+from online_sao.service.pinned import PinnedVersions
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
@@ -78,6 +80,8 @@ class Serving:
         self.alarms = AlarmService(self.database, settings, self.control.rollback, watch=watch)
         self.evaluations = EvaluationService(self.database)
         self._engine: InferenceEngine | None = None
+        self.pinned: PinnedVersions | None = None
+        """None where the engine serves one version alone."""
         self._chat: ChatService | None = None
         self._renderer: Renderer | None = None
         self._problem: str | None = "the model is being loaded"
@@ -198,13 +202,15 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await _in_daemon_thread(prepare)
-        engine = build_engine(self.settings.engine, path)
-        activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
+        engine = build_engine(self.settings.engine, path, policy.lora_rank)
+        published = PublishedVersions(self.settings.policy_store_dir, base_digest)
+        activator = Activator(self.database, engine, published)
         self._engine = engine
         self._renderer = renderer
         await _start_engine(engine, activator)
         log = ChatLog(self.database, self.settings.reward, self._clock.latest)
-        self._chat = ChatService(self.settings, engine, renderer, log, self.meters.completed)
+        self.pinned = PinnedVersions(self.database, published) if engine.serves_pinned else None
+        self._chat = ChatService(self.settings, engine, renderer, log, self.pinned, self.meters.completed)
         prober = Prober(self.database, engine, renderer, self.settings.evaluation)
         self._spawn(_logged(prober.run(), "probes"))
 

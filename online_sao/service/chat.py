@@ -29,11 +29,12 @@ from online_sao.errors import (
     VersionNotLoadedError,
 )
 from online_sao.inference.decoding import StreamDecoder
-from online_sao.inference.engine import InferenceEngine
+from online_sao.inference.engine import InferenceEngine, PinnedVersion
 from online_sao.inference.renderer import Renderer
 from online_sao.inference.tool_calls import ToolCallParser
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, Outcome
+from online_sao.service.pinned import PinnedVersions
 from online_sao.service.sampling import ChoiceSampler
 from online_sao.service.telling import ChoiceTeller
 from online_sao.types import SamplingParams
@@ -68,7 +69,8 @@ class ChatRun:
 
 
 class ChatService:
-    """``observe`` is told of every choice that ended, after its row is written."""
+    """``pinned``: where versions that a request names are found; None: only the one being served can be named. ``observe`` is told of every choice
+    that ended, after its row is written."""
 
     def __init__(
         self,
@@ -76,12 +78,14 @@ class ChatService:
         engine: InferenceEngine,
         renderer: Renderer,
         log: ChatLog,
+        pinned: PinnedVersions | None = None,
         observe: Callable[[AdmittedRequest, Outcome], None] = lambda _request, _outcome: None,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._renderer = renderer
         self._log = log
+        self._pinned = pinned
         self._observe = observe
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: set[ChatRun] = set()
@@ -101,7 +105,7 @@ class ChatService:
         """
         if self._closing:
             raise NotReadyError("The server is shutting down.")
-        self._check_model(command.model)
+        pinned = await self._pin(command.model)
         if command.top_logprobs > self._engine.max_top_logprobs:
             raise UnsupportedFeatureError(
                 f"'top_logprobs' is {command.top_logprobs}; this server's engine reports {self._engine.max_top_logprobs} alternatives at most.",
@@ -119,7 +123,8 @@ class ChatService:
                 prompt_ids=prompt_ids,
                 sampling=sampling,
                 requested=requested,
-                policy_version=self._engine.policy_version,
+                policy_version=self._engine.policy_version if pinned is None else pinned.policy_version,
+                pinned=pinned,
                 not_trainable_reason=sampling.not_trainable_reason() if command.store else "store_false",
             )
             rows = await self._log.open(request)
@@ -138,17 +143,24 @@ class ChatService:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _check_model(self, model: str) -> None:
-        name, at, version = model.partition("@v")
-        if name != self._settings.policy.name or (at and not re.fullmatch(r"0|[1-9][0-9]{0,9}", version)):
+    async def _pin(self, model: str) -> PinnedVersion | None:
+        """The version that a model name asks for by number, if this server keeps several. Raises ModelNotFoundError or VersionNotLoadedError."""
+        name, at, number = model.partition("@v")
+        if name != self._settings.policy.name or (at and not re.fullmatch(r"0|[1-9][0-9]{0,8}", number)):
             raise ModelNotFoundError(
                 f"There is no model {model[:80]!r}; this server has {self._settings.policy.name!r} (version N as '…@vN').",
                 param="model",
             )
-        if at and int(version) != self._engine.policy_version:
+        if not at:
+            return None
+        version = int(number)
+        if self._pinned is not None:
+            return await self._pinned.find(version)
+        if version != self._engine.policy_version:
             raise VersionNotLoadedError(
-                f"Version {int(version)} of {name} is not loaded; version {self._engine.policy_version} is being served.", param="model"
+                f"Version {version} of {name} is not loaded; version {self._engine.policy_version} is being served.", param="model"
             )
+        return None
 
     def _check_length(self, command: ChatCommand, prompt_tokens: int, qualifier: str = "") -> None:
         limit = self._settings.engine.max_context_tokens

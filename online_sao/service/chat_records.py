@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from online_sao.errors import OnlineSAOError
-from online_sao.inference.engine import TopLogprobs
+from online_sao.inference.engine import PinnedVersion, TopLogprobs
 from online_sao.types import Completion, FinishReason, SamplingParams
 
 
@@ -40,7 +40,8 @@ class ChatCommand:
 class AdmittedRequest:
     """A request that will be sampled. ``sampling`` is what is really used; ``requested`` what exploration settings replaced, if anything.
 
-    ``policy_version``: the one serving at admission. ``not_trainable_reason``: why none of its choices can train, known in advance; None if they can.
+    ``policy_version``: the one serving at admission, or ``pinned``: the one that was asked for by its number.
+    ``not_trainable_reason``: why none of its choices can train, known in advance; None if they can.
     """
 
     completion_id: str
@@ -51,6 +52,7 @@ class AdmittedRequest:
     requested: dict[str, Any] | None
     policy_version: int
     not_trainable_reason: str | None
+    pinned: PinnedVersion | None = None
 
     @property
     def sampling_note(self) -> dict[str, Any]:

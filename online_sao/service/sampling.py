@@ -40,6 +40,7 @@ class ChoiceSampler:
             eos_token_ids=eos_token_ids,
             seed=None if request.command.seed is None else request.command.seed + choice * _CHOICE_STRIDE,
             top_logprobs=request.command.top_logprobs,
+            pinned=request.pinned,
         )
         self._admitted_version = request.policy_version
         self._token_ids: list[int] = []

@@ -7,12 +7,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from online_sao.errors import EngineError
 from online_sao.inference.vllm import launch
-from online_sao.inference.vllm.outputs import Spans
+from online_sao.inference.vllm.outputs import OneVersion, Spans
 
 T = TypeVar("T")
 
@@ -21,6 +22,16 @@ STEP_SECONDS = 60.0
 STOP_SECONDS = 1.0
 """What the core is given to end by itself before it is killed."""
 ENDED = "vLLM's engine core has ended."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """With which weights a request goes in. ``cache_salt``: only requests of the same one find each other's prefixes. ``lora``: vLLM's LoRARequest.
+    ``spans``: None where the weights may change under it."""
+
+    cache_salt: str | None = None
+    lora: Any | None = None
+    spans: OneVersion | None = None
 
 
 class Core:
@@ -65,9 +76,9 @@ class Core:
         await self.call(self.llm.finish_weight_update(weight_version=label))
         self.adapter_dir, self._half_done = adapter_dir, False
 
-    async def digest(self) -> tuple[float, ...]:
-        """models.fingerprint of what serves, by the worker, which does nothing else meanwhile."""
-        (found,) = await self.call(self.llm.collective_rpc("served_fingerprint"))
+    async def digest(self, lora: Any | None = None) -> tuple[float, ...]:
+        """models.fingerprint of what serves, with an adapter beside it or without, by the worker, which does nothing else meanwhile."""
+        (found,) = await self.call(self.llm.collective_rpc("served_fingerprint", args=(lora.lora_int_id if lora is not None else None,)))
         return tuple(found)
 
     async def cleanse(self) -> None:
@@ -94,16 +105,18 @@ class Core:
         raise EngineError(self._broken)
 
     @asynccontextmanager
-    async def request(self, key: str, prompt: dict[str, Any], sampling: Any) -> AsyncIterator[tuple[Any, Spans]]:
+    async def request(self, key: str, prompt: dict[str, Any], sampling: Any, entry: Entry) -> AsyncIterator[tuple[Any, Spans | OneVersion]]:
         """A request inside, as (its collector of outputs, its spans); aborted on leaving unless it has ended."""
+        if entry.cache_salt is not None:
+            prompt = {**prompt, "cache_salt": entry.cache_salt}
         try:
-            collector = await self.llm.add_request(key, prompt, sampling)
+            collector = await self.llm.add_request(key, prompt, sampling, lora_request=entry.lora)
         except Exception as error:
             raise EngineError(f"vLLM did not take the request: {error}") from error
         self._collectors[collector.request_id] = collector
         states = self.llm.output_processor.request_states
         try:
-            yield collector, Spans(states.get(collector.request_id))
+            yield collector, entry.spans or Spans(states.get(collector.request_id))
         finally:
             del self._collectors[collector.request_id]
             if collector.request_id in states and self.problem is None:

@@ -1,8 +1,8 @@
 """The InferenceEngine contract over vLLM's AsyncLLM. Owns the way of a request and of a swap through it.
 
-Which version a token comes from: vLLM labels what its core sends with the weight version it had then, and keeps for each request where the label
-changed. A swap parks the core at a token boundary, so no output is of both. Prefix caching is kept apart by a salt that every swap renews: keys and
-values of other weights are never found again. Knows nothing of chat, storage or how versions come about.
+Which version a token comes from: one that publishing.py let the request in with; or, where weights are written over, vLLM labels what its core sends
+with the weight version it had then, and keeps for each request where the label changed. A swap parks the core at a token boundary, so no output is of
+both. Knows nothing of chat, storage or how versions come about.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -18,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 
 from online_sao.config import EngineSettings
@@ -27,11 +27,10 @@ from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_
 from online_sao.inference.slots import Slots
 from online_sao.inference.vllm import launch
 from online_sao.inference.vllm.architecture import adapted_without_numbers
-from online_sao.inference.vllm.core import Core
-from online_sao.inference.vllm.outputs import NoDistributionError, Spans, to_deltas
+from online_sao.inference.vllm.core import Core, Entry
+from online_sao.inference.vllm.outputs import NoDistributionError, OneVersion, Spans, to_deltas
+from online_sao.inference.vllm.publishing import AdapterPublishing, MergedPublishing, Publishing
 from online_sao.models.adapter import check_fits, read_adapter
-
-logger = logging.getLogger(__name__)
 
 MIN_TEMPERATURE = 1e-2
 """Lowest temperature above 0: vLLM raises lower ones to it."""
@@ -40,7 +39,7 @@ MIN_TEMPERATURE = 1e-2
 class VLLMEngine:
     """Use from one event loop. Between a dead core and the next ``start`` it is not ``healthy`` and every request gets EngineError."""
 
-    def __init__(self, settings: EngineSettings, model_path: Path) -> None:
+    def __init__(self, settings: EngineSettings, model_path: Path, lora_rank: int) -> None:
         """Raises ConfigurationError if the model cannot hold engine.max_context_tokens, or the cache cannot."""
         if settings.kv_cache_tokens < settings.max_context_tokens:
             raise ConfigurationError(
@@ -51,9 +50,10 @@ class VLLMEngine:
         self._model_path = model_path
         config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
         self._limits = RequestLimits.of(config, settings, MIN_TEMPERATURE)
+        self._lora_rank = lora_rank if publishes_adapters(settings) else None
         self._version = 0
-        self._swaps = 0
         self._core: Core | None = None
+        self._publishing: Publishing | None = None
         self._ids = itertools.count()
         self._slots = Slots(settings.max_concurrent, settings.kv_cache_tokens // launch.BLOCK_TOKENS)
         self._changing = asyncio.Lock()
@@ -71,11 +71,15 @@ class VLLMEngine:
     def max_top_logprobs(self) -> int:
         return MAX_TOP_LOGPROBS
 
+    @property
+    def serves_pinned(self) -> bool:
+        return self._lora_rank is not None
+
     def load(self) -> EngineLoad:
         return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
 
     async def served_digest(self) -> tuple[float, ...]:
-        return await self._require_core().digest()
+        return await self._require()[1].digest()
 
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
         """Raises ConfigurationError if vLLM is not installed, PolicyStoreError if the adapter is unusable, EngineError if vLLM does not start."""
@@ -84,21 +88,26 @@ class VLLMEngine:
                 raise EngineError("The engine is already started.")
             await self._check_adapter(adapter_dir)
             try:
-                core = Core(await asyncio.to_thread(launch.start, self._settings, self._model_path))
+                core = Core(await asyncio.to_thread(launch.start, self._settings, self._model_path, self._lora_rank))
+            except ConfigurationError:
+                raise
             except ImportError as error:
                 raise ConfigurationError(f"engine.kind is 'vllm', but vLLM cannot be imported ({error}). See docs/operations.md.") from error
             except Exception as error:
                 raise EngineError(f"vLLM did not start: {error}") from error
+            publishing = MergedPublishing(core) if self._lora_rank is None else AdapterPublishing(core, self._settings.adapter_slots)
             try:
-                await core.put_in_place(str(policy_version), adapter_dir)
+                await publishing.start(policy_version, adapter_dir)
             except BaseException:
                 await core.stop("The engine did not start.")
                 raise
             self._version = policy_version
-            self._core = core
+            self._core, self._publishing = core, publishing
 
     async def stop(self) -> None:
         """Ends within seconds; requests in flight get EngineError. No process is left."""
+        if self._publishing is not None:
+            self._publishing.release()
         async with self._changing:
             core, self._core = self._core, None
             if core is not None:
@@ -106,11 +115,12 @@ class VLLMEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from."""
-        self._require_core()
+        self._require()
         max_tokens = self._limits.check(request)
         async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / launch.BLOCK_TOKENS)):
-            core = self._require_core()
-            async with self._inside(core, request, self._sampling(request, max_tokens)) as (collector, spans):
+            core, publishing = self._require()
+            sampling = self._sampling(request, max_tokens)
+            async with publishing.enter(request.pinned) as entry, self._inside(core, request, sampling, entry) as (collector, spans):
                 finished = False
                 while not finished:
                     output = await core.next_output(collector)
@@ -130,8 +140,9 @@ class VLLMEngine:
 
     async def score_text(self, token_ids: Sequence[int]) -> list[float]:
         """See the contract. vLLM computes the text in pieces of engine.max_batch_tokens, beside everyone's decoding."""
-        swaps = self._swaps
-        longest = self._require_core().llm.model_config.max_model_len - 1
+        core, publishing = self._require()
+        swaps = publishing.swaps
+        longest = core.llm.model_config.max_model_len - 1
         self._limits.check_text(token_ids)
         if len(token_ids) > longest:
             raise ContextLengthError(f"The text has {len(token_ids)} tokens; vLLM scores {longest} at most.")
@@ -139,17 +150,23 @@ class VLLMEngine:
             return []
         request = EngineRequest("score", tuple(token_ids), 1, 1.0, 1.0, ())
         async with self._slots.hold(math.ceil(len(token_ids) / launch.BLOCK_TOKENS)):
-            core = self._require_core()
-            async with self._inside(core, request, launch.sampling_params(max_tokens=1, temperature=1.0, prompt_logprobs=0)) as (collector, _):
+            core, publishing = self._require()
+            sampling = launch.sampling_params(max_tokens=1, temperature=1.0, prompt_logprobs=0)
+            async with publishing.enter(None) as entry, self._inside(core, request, sampling, entry) as (collector, _):
                 output = await core.next_output(collector)
-        if self._swaps != swaps:
+        if publishing.swaps != swaps:
             raise EngineError("The text was not scored: the version was replaced meanwhile.")
         return [output.prompt_logprobs[place][token].logprob for place, token in enumerate(token_ids) if place]
 
     async def _check_adapter(self, adapter_dir: Path | None) -> None:
         """Everything that can be wrong with an adapter is found before anyone has to wait for it."""
-        if adapter_dir is not None:
-            check_fits(adapted_without_numbers(self._model_path), await asyncio.to_thread(read_adapter, adapter_dir))
+        if adapter_dir is None:
+            return
+        adapter = await asyncio.to_thread(read_adapter, adapter_dir)
+        check_fits(adapted_without_numbers(self._model_path), adapter)
+        rank = max(a.shape[0] for a, _ in adapter.matrices.values())
+        if self._lora_rank is not None and rank > self._lora_rank:
+            raise PolicyStoreError(f"The adapter in {adapter_dir} has rank {rank}; policy.lora_rank is {self._lora_rank}.")
 
     def _sampling(self, request: EngineRequest, max_tokens: int) -> Any:
         key = seed_key(request)
@@ -162,49 +179,29 @@ class VLLMEngine:
             logprobs=min(request.top_logprobs, self._limits.vocabulary),
         )
 
-    def _inside(self, core: Core, request: EngineRequest, sampling: Any) -> AbstractAsyncContextManager[tuple[Any, Spans]]:
+    def _inside(self, core: Core, request: EngineRequest, sampling: Any, entry: Entry) -> AbstractAsyncContextManager[tuple[Any, Spans | OneVersion]]:
         # Ids of our own: a new request must not meet the end of an earlier one that had the same id.
-        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": str(self._swaps)}
-        return core.request(f"{next(self._ids)}:{request.request_id}", prompt, sampling)
+        return core.request(f"{next(self._ids)}:{request.request_id}", {"prompt_token_ids": list(request.prompt_ids)}, sampling, entry)
 
     async def _swap_alone(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         async with self._changing:
-            core = self._require_core()
+            _, publishing = self._require()
             started = time.perf_counter()
             await self._check_adapter(adapter_dir)
             in_flight = self._slots.running
-            recompute = self._settings.kv_policy == "recompute" or core.poisoned
-            paused = time.perf_counter()
-            await core.pause(clear_cache=recompute)
-            try:
-                recomputed = core.computed_tokens() if recompute else 0
-                if core.poisoned:
-                    await core.cleanse()
-                await self._replace(core, policy_version, adapter_dir)
-            finally:
-                if core.problem is None:
-                    await core.resume()
-            pause_seconds = time.perf_counter() - paused
-            digest = await core.digest()
-            return SwapReport(policy_version, pause_seconds, time.perf_counter() - started, in_flight, recomputed, digest)
+            swapped = await publishing.swap(policy_version, adapter_dir, recompute=self._settings.kv_policy == "recompute")
+            self._version = policy_version
+            digest = await publishing.digest()
+            total = time.perf_counter() - started
+            return SwapReport(policy_version, swapped.pause_seconds, total, in_flight, swapped.recomputed_tokens, digest)
 
-    async def _replace(self, core: Core, policy_version: int, adapter_dir: Path | None) -> None:
-        """Inside a pause: the weights of a version in place, or the old ones left."""
-        before = core.adapter_dir
-        try:
-            await core.put_in_place(str(policy_version), adapter_dir)
-        except Exception as error:
-            if core.problem is None:
-                logger.warning("the weights of version %d could not be put in place; those of version %d are", policy_version, self._version)
-                await core.put_in_place(str(self._version), before)
-            raise error if isinstance(error, EngineError) else PolicyStoreError(f"The weights could not be put in place: {error}") from error
-        finally:
-            self._swaps += 1
-        self._version = policy_version
-
-    def _require_core(self) -> Core:
-        if self._core is None:
+    def _require(self) -> tuple[Core, Publishing]:
+        if self._core is None or self._publishing is None:
             raise EngineError("The engine is not started.")
         if self._core.problem is not None:
             raise EngineError(self._core.problem)
-        return self._core
+        return self._core, self._publishing
+
+
+def publishes_adapters(settings: EngineSettings) -> bool:
+    return settings.publish == "adapter" or (settings.publish == "auto" and torch.cuda.is_available())

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import torch
 from transformers import AutoConfig
 
 from online_sao.config import EngineSettings
+from online_sao.errors import ConfigurationError
 from online_sao.inference.requests import MAX_TOP_LOGPROBS
 
 BLOCK_TOKENS = 32
@@ -33,18 +34,19 @@ class Started:
     processes: tuple[psutil.Process, ...]
 
 
-def start(settings: EngineSettings, model_path: Path) -> Started:
-    """vLLM serving the base model: blocks for about half a minute. Not on an event loop: it takes up the first one that uses it."""
+def start(settings: EngineSettings, model_path: Path, lora_rank: int | None) -> Started:
+    """vLLM serving the base model: blocks for about half a minute. Not on an event loop: it takes up the first one that uses it. ``lora_rank``: that
+    of adapters to be served beside it; None: none are."""
     others = _processes()
     try:
-        llm = _start(settings, model_path)
+        llm = _start(settings, model_path, lora_rank)
     except BaseException:
         _end(_processes() - others)
         raise
     return Started(llm, tuple(_processes() - others))
 
 
-def _start(settings: EngineSettings, model_path: Path) -> Any:
+def _start(settings: EngineSettings, model_path: Path, lora_rank: int | None) -> Any:
     on_cpu = not torch.cuda.is_available()
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     with _environment(settings, on_cpu):
@@ -75,6 +77,7 @@ def _start(settings: EngineSettings, model_path: Path) -> Any:
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             disable_log_stats=True,
             **(_cpu_cache(settings, config) if on_cpu else {}),
+            **(_adapters(settings, lora_rank) if lora_rank is not None else {}),
         )
         return AsyncLLM.from_engine_args(arguments)
 
@@ -85,6 +88,17 @@ def _cpu_cache(settings: EngineSettings, config: Any) -> dict[str, Any]:
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * kv_heads * head * 4
     return {"kv_cache_memory_bytes": (settings.kv_cache_tokens + BLOCK_TOKENS) * token_bytes}
+
+
+def _adapters(settings: EngineSettings, rank: int) -> dict[str, Any]:
+    """One slot more than is ever used: with all of them taken, requests for the base model beside them get wrong logprobs."""
+    from vllm.config.lora import MaxLoRARanks
+
+    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
+    if not fitting:
+        raise ConfigurationError(f"policy.lora_rank is {rank}; vLLM serves adapters of rank {max(get_args(MaxLoRARanks))} at most.")
+    slots = settings.adapter_slots + 1
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": min(fitting)}
 
 
 @contextmanager
@@ -110,6 +124,13 @@ def _environment(settings: EngineSettings, on_cpu: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def lora_request(number: int, version: int, adapter_dir: Path) -> Any:
+    """vLLM's LoRARequest. ``number``: of this adapter alone for as long as the core lives, since vLLM goes by it and by the name."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"v{version}.{number}", number, str(adapter_dir))
 
 
 def sampling_params(**parameters: Any) -> Any:

@@ -37,7 +37,18 @@ class Spans:
         return [] if self._state is None else list(self._state.weight_version_starts)
 
 
-def to_deltas(output: Any, spans: Spans, top_logprobs: int) -> Iterator[TokenDelta]:
+class OneVersion:
+    """As Spans, of a request that stays on the version it began with."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def take(self, count: int, told: Sequence[Any] | None) -> Iterator[tuple[int, int]]:
+        if count:
+            yield count, self._version
+
+
+def to_deltas(output: Any, spans: Spans | OneVersion, top_logprobs: int) -> Iterator[TokenDelta]:
     """The deltas of one output: one for each version in it, the last with the finish reason. Raises EngineError where the model gave no
     distribution."""
     completion = output.outputs[0]

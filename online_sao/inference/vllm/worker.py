@@ -116,11 +116,13 @@ class WorkerExtension:
     model_runner: Any
     model_config: Any
 
-    def served_fingerprint(self) -> tuple[float, ...]:
-        """models.fingerprint of what serves, by asking the layers themselves for W v: whatever they read, packed or not, is what is measured."""
+    def served_fingerprint(self, lora_id: int | None) -> tuple[float, ...]:
+        """models.fingerprint of what serves, by asking the layers themselves for W v: whatever they read, packed or not, is what is measured. With
+        ``lora_id``: of what serves the requests of that adapter, from the slot its matrices lie in."""
         model = self.model_runner.get_model()
+        slot = None if lora_id is None else self.model_runner.lora_manager._adapter_manager.lora_index_to_id.index(lora_id)
         with torch.inference_mode():
-            return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model))))
+            return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model)), slot))
 
     def zero_cache(self) -> None:
         """Zeros for all keys and values. Only where no request counts on them any more."""
@@ -148,17 +150,22 @@ def _natural(key: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in key.split(".")]
 
 
-def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Tensor]]:
-    """(name, W v) of each adapted matrix, in order: v as models.fingerprint draws it from the name."""
+def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None) -> Iterator[tuple[str, Tensor]]:
+    """(name, W v) of each adapted matrix, in order: v as models.fingerprint draws it from the name. With the adapter in ``slot``, if any."""
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     owners = {part: (whole, place) for whole, parts in fused.items() for place, part in enumerate(parts)}
     for name in sorted(shapes):
         parent, _, part = name.rpartition(".")
         whole, place = owners.get(part, (part, 0))
         layer: Any = model.get_submodule(f"{parent}.{whole}")
-        reference = next(model.parameters())
+        base = getattr(layer, "base_layer", layer)
+        reference = next(base.parameters())
         v = signs(f"{name}:v", shapes[name][1]).to(device=reference.device, dtype=reference.dtype)
-        product = layer.quant_method.apply(layer, v.unsqueeze(0), None)[0]
-        sizes = list(getattr(layer, "output_sizes", [shapes[name][0]]))
+        product = base.quant_method.apply(base, v.unsqueeze(0), None)[0]
+        sizes = list(getattr(base, "output_sizes", [shapes[name][0]]))
         start = sum(sizes[:place])
-        yield name, product[start : start + shapes[name][0]]
+        product = product[start : start + shapes[name][0]]
+        if slot is not None:
+            a, b = layer.lora_a_stacked[place][slot, 0], layer.lora_b_stacked[place][slot, 0]
+            product = product + b @ (a @ v.to(a))
+        yield name, product

@@ -21,7 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def make_engine(kind: str, path: Path, settings: dict[str, object]) -> InferenceEngine:
-    return build_engine(EngineSettings(**({"kind": kind, "threads": 1} | settings)), path)  # type: ignore[arg-type]
+    kinds = {"vllm": {"kind": "vllm", "publish": "weights"}, "vllm-adapter": {"kind": "vllm", "publish": "adapter"}}
+    return build_engine(EngineSettings(**({"threads": 1} | kinds.get(kind, {}) | settings)), path, lora_rank=4)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +43,7 @@ class Started:
     def __init__(self) -> None:
         self._engines: dict[str, InferenceEngine] = {}
 
-    async def get(self, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
+    async def get(self, kind: str, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
         policy = settings.pop("kv_policy", "keep")
         key = repr((path, sorted(settings.items())))
         engine = self._engines.pop(key, None)
@@ -51,7 +52,7 @@ class Started:
                 await engine.stop()
             while len(self._engines) >= self.MOST:
                 await self._engines.pop(next(iter(self._engines))).stop()
-            engine = make_engine("vllm", path, settings)
+            engine = make_engine(kind, path, settings)
             await engine.start(version, adapter_dir)
         else:
             await engine.swap(version, adapter_dir)
@@ -79,8 +80,8 @@ async def start(pytestconfig: pytest.Config, model_path: Path, started: Started)
     kind = pytestconfig.getoption("--engine")
 
     async def begin(version: int = 0, adapter_dir: Path | None = None, **settings: object) -> Client:
-        if kind == "vllm":
-            return Client(await started.get(model_path, settings, version, adapter_dir))
+        if kind.startswith("vllm"):
+            return Client(await started.get(kind, model_path, settings, version, adapter_dir))
         engine = make_engine(kind, model_path, settings)
         engines.append(engine)
         await engine.start(version, adapter_dir)
@@ -89,6 +90,18 @@ async def start(pytestconfig: pytest.Config, model_path: Path, started: Started)
     yield begin
     for engine in engines:
         await engine.stop()
+
+
+@pytest.fixture
+def changes_under_way(pytestconfig: pytest.Config) -> bool:
+    """Whether a request that is running goes on with the new weights after a swap; else it ends on the version it began with."""
+    return bool(pytestconfig.getoption("--engine") != "vllm-adapter")
+
+
+@pytest.fixture
+def only_merged(changes_under_way: bool) -> None:
+    if not changes_under_way:
+        pytest.skip("about weights that change under running requests")
 
 
 @pytest.fixture(scope="session")

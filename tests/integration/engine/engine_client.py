@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache, TopPLogitsWarper
 
-from online_sao.inference.engine import EngineRequest, InferenceEngine
+from online_sao.inference.engine import EngineRequest, InferenceEngine, PinnedVersion
 from online_sao.models.adapter import MergedWeights, read_adapter
 from online_sao.models.catalog import load_model
 
@@ -46,10 +46,11 @@ class Client:
         request_id: str = "request",
         seed: int | None = None,
         top_logprobs: int = 0,
+        pinned: PinnedVersion | None = None,
         into: Sampled | None = None,
     ) -> Sampled:
         sampled = into if into is not None else Sampled()
-        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos, seed, top_logprobs)
+        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos, seed, top_logprobs, pinned)
         async with aclosing(self.engine.generate(request)) as deltas:
             async for delta in deltas:
                 assert sampled.finish_reason is None, "a delta after the last one"

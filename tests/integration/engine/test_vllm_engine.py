@@ -180,7 +180,7 @@ from online_sao.config import EngineSettings
 from online_sao.inference.engine import EngineRequest
 from online_sao.inference.vllm.engine import VLLMEngine
 async def main():
-    engine = VLLMEngine(EngineSettings(kind="vllm", threads=1), Path(sys.argv[1]))
+    engine = VLLMEngine(EngineSettings(kind="vllm", threads=1), Path(sys.argv[1]), lora_rank=4)
     await engine.start(0, None)
     await anext(engine.generate(EngineRequest("r", (1, 2, 3), 1000, 1.0, 1.0, ())))
     print("serving", flush=True)

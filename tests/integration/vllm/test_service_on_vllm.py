@@ -1,5 +1,5 @@
 """The whole service on vLLM, by real processes: from a score to an answer of the new weights, the self-check between engine and learner, a rollback,
-a core that is killed, an end that leaves nothing. Run with --engine vllm."""
+a version asked for by its number, a core that is killed, an end that leaves nothing. Run with --engine vllm or vllm-adapter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ BATCH = 4
 
 
 @pytest.fixture(scope="module")
-def server(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if pytestconfig.getoption("--engine") != "vllm":
-        pytest.skip("of the vLLM engine alone: --engine vllm")
+def publish(pytestconfig: pytest.Config) -> str:
+    engine = pytestconfig.getoption("--engine")
+    if not engine.startswith("vllm"):
+        pytest.skip("of the vLLM engine alone: --engine vllm or vllm-adapter")
+    return "adapter" if engine == "vllm-adapter" else "weights"
+
+
+@pytest.fixture(scope="module")
+def server(publish: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {
         "ONLINE_SAO_ENGINE__KIND": "vllm",
+        "ONLINE_SAO_ENGINE__PUBLISH": publish,
         "ONLINE_SAO_POLICY__LORA_RANK": "4",
         "ONLINE_SAO_LEARNING__THREADS": "1",
         "ONLINE_SAO_LEARNING__BATCH_SIZE": str(BATCH),
@@ -34,8 +41,8 @@ def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response
     return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=120, **given)
 
 
-def chat(server: Server) -> httpx.Response:
-    return call(server, "POST", "/v1/chat/completions", json={"model": "tiny", "messages": user(), "max_tokens": 8})
+def chat(server: Server, model: str = "tiny") -> httpx.Response:
+    return call(server, "POST", "/v1/chat/completions", json={"model": model, "messages": user(), "max_tokens": 8})
 
 
 def fingerprint(server: Server) -> str:
@@ -73,6 +80,24 @@ def test_from_a_score_to_live_checked_and_back(server: Server) -> None:
 
     assert call(server, "POST", "/admin/policies/0/activate", json={"reason": "back"}).status_code == 202
     until(lambda: fingerprint(server) == "tiny@v0", seconds=60, what="the rollback")
+
+
+def test_a_version_asked_for_by_its_number(server: Server, publish: str) -> None:
+    """Beside the one being served where adapters are, and otherwise said not to be loaded."""
+    listed = {model["id"] for model in call(server, "GET", "/v1/models").json()["data"]}
+    answer = chat(server, "tiny@v1")
+    if publish == "adapter":
+        assert {"tiny", "tiny@v0", "tiny@v1", "tiny@v2"} <= listed
+        assert answer.raise_for_status().json()["system_fingerprint"] == "tiny@v1"
+        (row,) = server.rows(f"SELECT oldest_policy_version AS v FROM interactions WHERE completion_id = '{answer.json()['id']}'")
+        assert row["v"] == 1
+    else:
+        assert listed == {"tiny", "tiny@v0"}
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "version_not_loaded")
+    for unknown in ("tiny@v3", "tiny@v99"):
+        refused = chat(server, unknown)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "version_not_loaded")
+    assert fingerprint(server) == "tiny@v0"
 
 
 def test_a_killed_core_is_said_and_comes_back_without_a_restart(server: Server) -> None:

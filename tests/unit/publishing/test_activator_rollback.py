@@ -10,6 +10,7 @@ from online_sao.errors import EngineError, PolicyStoreError
 from online_sao.inference.engine import SwapReport
 from online_sao.publishing import rollback
 from online_sao.publishing.activator import Activator
+from online_sao.publishing.published import PublishedVersions
 from online_sao.storage.repositories import learner, policies
 from online_sao.types import VersionState
 
@@ -67,7 +68,7 @@ async def look(database):
 
 
 async def test_the_engine_follows_and_then_takes_up_new_versions(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     assert await activator.poll() is None
     await go_back(database, 1, resume=True)
     await stage(database, tmp_path, 4, parent=1, epoch=1)
@@ -88,7 +89,7 @@ async def test_the_engine_follows_and_then_takes_up_new_versions(database, tmp_p
 
 @pytest.mark.parametrize("fault", ["damaged file", "wrong digest", "engine error"])
 async def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_says_so(database, tmp_path, engine, fault, caplog) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await go_back(database, 2, resume=True)
     if fault == "damaged file":
         (tmp_path / "v000002" / "adapter_model.safetensors").write_bytes(b"torn")
@@ -113,7 +114,7 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_says_so
 
 
 async def test_a_new_version_abandoned_while_it_is_loaded_never_becomes_active(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await stage(database, tmp_path, 4, parent=3, epoch=0)
 
     async def abandon() -> None:
@@ -127,7 +128,7 @@ async def test_a_new_version_abandoned_while_it_is_loaded_never_becomes_active(d
 
 
 async def test_a_second_rollback_during_the_swap_of_the_first_is_followed_too(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await go_back(database, 2)
 
     async def further() -> None:
@@ -140,7 +141,7 @@ async def test_a_second_rollback_during_the_swap_of_the_first_is_followed_too(da
 
 
 async def test_a_failed_swap_does_not_pause_for_a_rollback_that_was_replaced_meanwhile(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await go_back(database, 2)
 
     async def further() -> None:
@@ -154,13 +155,13 @@ async def test_a_failed_swap_does_not_pause_for_a_rollback_that_was_replaced_mea
 
 async def test_a_server_that_starts_again_serves_what_it_had_and_then_follows(database, tmp_path, engine) -> None:
     await go_back(database, 1)
-    again = Activator(database, engine, tmp_path, "base")
+    again = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     assert (await again.start_version()).policy_version == 3
     assert (await again.poll()).policy_version == 1
 
 
 async def test_a_damaged_active_version_is_not_replaced_by_one_that_was_rolled_back(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await go_back(database, 1)
     await activator.poll()
     await stage(database, tmp_path, 4, parent=1, epoch=1)
@@ -170,7 +171,7 @@ async def test_a_damaged_active_version_is_not_replaced_by_one_that_was_rolled_b
 
 
 async def test_a_failure_to_put_the_old_version_back_is_raised_and_the_rollback_is_ended_all_the_same(database, tmp_path, engine) -> None:
-    activator = Activator(database, engine, tmp_path, "base")
+    activator = Activator(database, engine, PublishedVersions(tmp_path, "base"))
     await go_back(database, 1)
     engine.digests = {1: (5.0,), 3: (6.0,)}
     with pytest.raises(PolicyStoreError):

@@ -5,6 +5,7 @@ import time
 from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.policy_store import write_version
+from online_sao.publishing.published import PublishedVersions
 from online_sao.storage.repositories import policies
 from online_sao.storage.tables import PolicyVersionRow
 from online_sao.types import VersionState
@@ -47,7 +48,7 @@ async def publish(database, store, version, *, parent=None, epoch=0, served=True
 
 async def test_it_starts_on_the_newest_version_that_is_whole(database, tmp_path):
     folders = {version: await publish(database, tmp_path, version) for version in (1, 2, 3)}
-    activator = Activator(database, None, tmp_path, "base")
+    activator = Activator(database, None, PublishedVersions(tmp_path, "base"))
     assert (await activator.start_version()).policy_version == 3
     for damaged in (3, 2):
         (folders[damaged] / "adapter_model.safetensors").write_bytes(b"torn")
@@ -63,5 +64,5 @@ async def test_it_starts_on_the_newest_version_that_is_whole(database, tmp_path)
 async def test_the_base_model_is_always_left(database, tmp_path):
     folder = await publish(database, tmp_path, 1)
     (folder / "adapter_model.safetensors").unlink()
-    start = await Activator(database, None, tmp_path, "base").start_version()
+    start = await Activator(database, None, PublishedVersions(tmp_path, "base")).start_version()
     assert (start.policy_version, start.adapter_dir) == (0, None)
