@@ -141,6 +141,14 @@ def bench_adaptation(context: typer.Context) -> None:
     raise typer.Exit(adaptation(context.args))
 
 
+@bench_app.command("serving", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_serving(context: typer.Context) -> None:
+    """Compare this service with a plain `vllm serve`, and with itself while it learns."""
+    from online_sao.benchmarks.serving import main as serving
+
+    raise typer.Exit(serving(context.args))
+
+
 @bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench_base_rates(context: typer.Context) -> None:
     """How often a model that has learned nothing pleases each simulated preference."""

@@ -1,4 +1,5 @@
-"""A server of its own for a benchmark: `online-sao serve` in a process, on a free port and a given data folder. Owns its start and clean end."""
+"""A server of its own for a benchmark, in a process and on a free port: `online-sao serve` on a given data folder, or another program to compare it
+with. Owns its start and clean end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,28 +27,32 @@ class ServerFailedError(OnlineSAOError):
     """The server ended, or never became ready; its log says why."""
 
 
-class LocalServer:
-    """Use as a context manager: ready inside, gone outside. ``settings``: dotted names as in the settings file, "learning.threads": "1".
-    ``port`` 0: a free one."""
+class LocalProgram:
+    """Any server. Use as a context manager: ready (``ready_path`` answers 2xx) inside, gone outside. ``command``: without --port, which is put
+    behind it. ``port`` 0: a free one. ``folder``: where its log goes."""
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str], port: int = 0) -> None:
-        self.data_dir = data_dir
-        self.log_path = data_dir / "server.log"
-        self._settings = dict(settings)
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], *, ready_path: str, port: int = 0) -> None:
+        self.log_path = folder / "server.log"
+        self.url = ""
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None
         self._port = port
-        self.url = ""
 
     def __enter__(self) -> Self:
         port = _free_port(self._port)
         self.url = f"http://127.0.0.1:{port}"
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        variables = {f"ONLINE_SAO_{name.upper().replace('.', '__')}": value for name, value in self._settings.items()}
-        command = [sys.executable, "-m", "online_sao.cli", "serve", "--port", str(port), "--data-dir", str(self.data_dir)]
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         # A group of its own: Ctrl-C in the terminal reaches us alone, and the server is ended once, in its own time.
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+                [*self._command, "--port", str(port)],
+                env={**os.environ, **self._environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
         try:
             self._wait_ready()
@@ -67,7 +72,7 @@ class LocalServer:
                 if self._process.poll() is not None:
                     raise ServerFailedError(f"The server ended with code {self._process.returncode}: {self._last_line()} ({self.log_path})")
                 try:
-                    if client.get(f"{self.url}/readyz").is_success:
+                    if client.get(f"{self.url}{self._ready_path}").is_success:
                         return
                 except httpx.HTTPError:
                     pass  # not listening yet
@@ -91,6 +96,16 @@ class LocalServer:
     def _last_line(self) -> str:
         lines = self.log_path.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it said nothing"
+
+
+class LocalServer(LocalProgram):
+    """`online-sao serve` on ``data_dir``. ``settings``: dotted names as in the settings file, "learning.threads": "1"."""
+
+    def __init__(self, data_dir: Path, settings: Mapping[str, str], port: int = 0) -> None:
+        self.data_dir = data_dir
+        variables = {f"ONLINE_SAO_{name.upper().replace('.', '__')}": value for name, value in settings.items()}
+        command = [sys.executable, "-m", "online_sao.cli", "serve", "--data-dir", str(data_dir)]
+        super().__init__(command, data_dir, variables, ready_path="/readyz", port=port)
 
 
 def _free_port(wanted: int) -> int:

@@ -48,7 +48,6 @@ def start(settings: EngineSettings, model_path: Path, lora_rank: int | None) -> 
 
 def _start(settings: EngineSettings, model_path: Path, lora_rank: int | None) -> Any:
     on_cpu = not torch.cuda.is_available()
-    config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     with _environment(settings, on_cpu):
         # Imported here: it takes 15 s, reads the environment, and needs what only its users install.
         from vllm import AsyncEngineArgs
@@ -60,34 +59,42 @@ def _start(settings: EngineSettings, model_path: Path, lora_rank: int | None) ->
         arguments = AsyncEngineArgs(
             model=str(model_path),
             skip_tokenizer_init=True,
-            dtype="float32" if on_cpu else "auto",
-            generation_config="vllm",
             seed=int.from_bytes(os.urandom(4)),
-            # One more where the model has it: scoring a text samples a token after it, which is thrown away.
-            max_model_len=min(settings.max_context_tokens + 1, config.max_position_embeddings),
-            max_num_seqs=settings.max_concurrent,
-            max_num_batched_tokens=settings.max_batch_tokens,
-            block_size=BLOCK_TOKENS,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-            max_logprobs=MAX_TOP_LOGPROBS,
-            # Compiling took three minutes here and won nothing.
-            enforce_eager=on_cpu,
             worker_extension_cls=f"{WORKER}.WorkerExtension",
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             disable_log_stats=True,
-            **(_cpu_cache(settings, config) if on_cpu else {}),
+            **engine_arguments(settings, model_path, on_cpu=on_cpu),
             **(_adapters(settings, lora_rank) if lora_rank is not None else {}),
         )
         return AsyncLLM.from_engine_args(arguments)
 
 
-def _cpu_cache(settings: EngineSettings, config: Any) -> dict[str, Any]:
+def engine_arguments(settings: EngineSettings, model_path: Path, *, on_cpu: bool) -> dict[str, Any]:
+    """What decides how fast vLLM serves and what of, by vLLM's own names: also those of its command line."""
+    config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
+    return {
+        "dtype": "float32" if on_cpu else "auto",
+        "generation_config": "vllm",
+        # One more where the model has it: scoring a text samples a token after it, which is thrown away.
+        "max_model_len": min(settings.max_context_tokens + 1, config.max_position_embeddings),
+        "max_num_seqs": settings.max_concurrent,
+        "max_num_batched_tokens": settings.max_batch_tokens,
+        "block_size": BLOCK_TOKENS,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MAX_TOP_LOGPROBS,
+        # Compiling took three minutes here and won nothing.
+        "enforce_eager": on_cpu,
+        **({"kv_cache_memory_bytes": _cpu_cache_bytes(settings, config)} if on_cpu else {}),
+    }
+
+
+def _cpu_cache_bytes(settings: EngineSettings, config: Any) -> int:
     """Said outright: left to itself, vLLM takes 90 % of the machine's memory and warms the model up to find out."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * kv_heads * head * 4
-    return {"kv_cache_memory_bytes": (settings.kv_cache_tokens + BLOCK_TOKENS) * token_bytes}
+    return int((settings.kv_cache_tokens + BLOCK_TOKENS) * token_bytes)
 
 
 def _adapters(settings: EngineSettings, rank: int) -> dict[str, Any]:
@@ -101,19 +108,24 @@ def _adapters(settings: EngineSettings, rank: int) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": min(fitting)}
 
 
-@contextmanager
-def _environment(settings: EngineSettings, on_cpu: bool) -> Iterator[None]:
-    """For the engine core alone, which copies it when it starts: the learner, started later, must not inherit the engine's threads."""
+def environment(settings: EngineSettings, *, on_cpu: bool) -> dict[str, str]:
+    """Of vLLM's processes."""
     wanted = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which a fork would leave half alive
         "VLLM_NO_USAGE_STATS": "1",
-        SERVICE_PID: str(os.getpid()),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
     if on_cpu:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         wanted["OMP_NUM_THREADS"] = str(settings.threads or os.cpu_count() or 1)
         wanted["OMP_WAIT_POLICY"] = "PASSIVE"
+    return wanted
+
+
+@contextmanager
+def _environment(settings: EngineSettings, on_cpu: bool) -> Iterator[None]:
+    """For the engine core alone, which copies it when it starts: the learner, started later, must not inherit the engine's threads."""
+    wanted = {**environment(settings, on_cpu=on_cpu), SERVICE_PID: str(os.getpid())}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
