@@ -66,6 +66,8 @@ class EngineSettings(_Group):
     """How a new version gets into the engine. ``weights``: merged into the model at a token boundary, and running completions go on with it;
     ``adapter`` (vLLM only): beside the others, so that nothing pauses, running completions end on the version they began with, and clients may ask
     for ``name@vN``. ``auto``: ``adapter`` for vLLM on CUDA, else ``weights``, which decodes faster on a CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights being served. ``auto``: float32 on a CPU; with vLLM on CUDA the model's own."""
     adapter_slots: int = Field(4, ge=2)
     """Versions that can be in the engine at once with ``publish = "adapter"``. Where all are in use, a new one waits for the oldest completions."""
     threads: int = Field(0, ge=0)

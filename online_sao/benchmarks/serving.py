@@ -145,7 +145,8 @@ def vllm_serve(engine: EngineSettings, model_path: Path, folder: Path) -> LocalP
     for name, value in launch.engine_arguments(engine, model_path, on_cpu=on_cpu).items():
         flag = f"--{name.replace('_', '-')}"
         flags += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_path), "--served-model-name", "vllm", *flags]
+    # What `vllm serve` starts: the command itself does not find its version in the CPU build.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_path), "--served-model-name", "vllm", *flags]
     environment = launch.environment(engine, on_cpu=on_cpu)
     return LocalProgram([*command, "--host", "127.0.0.1"], folder, environment, ready_path="/health")
 

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from online_sao.models.fingerprint import ServedDigest
+
+FP32_LOGPROB_TOLERANCE = 1e-3
+"""Two fp32 implementations of one forward pass (docs/design.md §7.7)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PinnedVersion:
@@ -67,7 +72,7 @@ class SwapReport:
     total_seconds: float
     requests_in_flight: int
     recomputed_tokens: int
-    served_digest: tuple[float, ...]
+    served_digest: ServedDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,10 @@ class InferenceEngine(Protocol):
         """Most alternatives a request may ask for at each place. 0: this engine has none."""
 
     @property
+    def logprob_tolerance(self) -> float:
+        """Largest mean |behavior logprob − that of an fp32 forward pass of the same weights|, in nats, that its number format explains."""
+
+    @property
     def serves_pinned(self) -> bool:
         """Whether it serves other versions beside the current one to requests that ask for them. If so, a request also ends on the version it began
         with; if not, it goes on with the new weights after a swap."""
@@ -114,7 +123,7 @@ class InferenceEngine(Protocol):
         """Log-probability of each token but the first given those before it, untempered, under the weights being served. Users' decoding waits in
         pieces of a fraction of a second. Raises EngineError if a swap comes in between and mixes versions, ContextLengthError if it is too long."""
 
-    async def served_digest(self) -> tuple[float, ...]:
+    async def served_digest(self) -> ServedDigest:
         """Fingerprint of the weights being served, read from the weights themselves."""
 
     async def stop(self) -> None: ...

@@ -18,4 +18,6 @@ def build_engine(settings: EngineSettings, model_path: Path, lora_rank: int) -> 
         return VLLMEngine(settings, model_path, lora_rank)
     if settings.publish == "adapter":
         raise ConfigurationError("engine.publish is 'adapter', which engine.kind 'transformers' cannot do: it has one set of weights. Use 'auto'.")
+    if settings.dtype == "bfloat16":
+        raise ConfigurationError("engine.dtype is 'bfloat16', which engine.kind 'transformers' does not serve. Use 'auto', or engine.kind 'vllm'.")
     return TransformersEngine(settings, model_path)

@@ -25,13 +25,13 @@ from transformers import PreTrainedModel
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, EngineError
 from online_sao.inference import continuous_batching as batching
-from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, TokenDelta, TopLogprobs
+from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SwapReport, TokenDelta, TopLogprobs
 from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.text_scoring import TextScorer
 from online_sao.models.adapter import Adapter, MergedWeights, check_fits, read_adapter
 from online_sao.models.catalog import load_model
-from online_sao.models.fingerprint import fingerprint
+from online_sao.models.fingerprint import ServedDigest, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +96,23 @@ class TransformersEngine:
         return MAX_TOP_LOGPROBS
 
     @property
+    def logprob_tolerance(self) -> float:
+        return FP32_LOGPROB_TOLERANCE
+
+    @property
     def serves_pinned(self) -> bool:
         return False
 
     def load(self) -> EngineLoad:
         return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
 
-    async def served_digest(self) -> tuple[float, ...]:
+    async def served_digest(self) -> ServedDigest:
         """About 0.3 s of computation for the bundled model, in a thread."""
         return await asyncio.to_thread(self._digest, self._require_serving())
 
-    def _digest(self, serving: _Serving) -> tuple[float, ...]:
+    def _digest(self, serving: _Serving) -> ServedDigest:
         with serving.weights_lock:
-            return fingerprint(serving.weights.served)
+            return ServedDigest(fingerprint(serving.weights.served))
 
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
         """Raises ConfigurationError if the model cannot hold engine.max_context_tokens, PolicyStoreError if the adapter is unusable."""
@@ -212,7 +216,7 @@ class TransformersEngine:
                 pause_seconds = time.perf_counter() - paused
         except RuntimeError as error:
             raise EngineError(f"The weights could not be swapped: {error}") from error
-        digest = fingerprint(serving.weights.served)
+        digest = ServedDigest(fingerprint(serving.weights.served))
         return SwapReport(policy_version, pause_seconds, time.perf_counter() - started, in_flight, recomputed, digest)
 
     def _replace(self, serving: _Serving, adapter: Adapter | None) -> int:

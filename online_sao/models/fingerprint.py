@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 TOLERANCE = 1e-4
 """Largest difference, in any matrix, of two fingerprints of the same fp32 weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDigest:
+    """The fingerprint of weights in use. ``tolerance``: how far, in any matrix, their number format alone can take it from that in fp32."""
+
+    values: tuple[float, ...]
+    tolerance: float = TOLERANCE
+
+    def matches(self, expected: Sequence[float]) -> bool:
+        """Whether these are the weights that ``expected`` is the fp32 fingerprint of."""
+        return matches(expected, self.values, self.tolerance)
 
 
 def fingerprint(named_matrices: Mapping[str, Tensor]) -> tuple[float, ...]:

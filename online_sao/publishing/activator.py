@@ -14,7 +14,7 @@ from pathlib import Path
 
 from online_sao.errors import LifecycleError, PolicyStoreError
 from online_sao.inference.engine import InferenceEngine, SwapReport
-from online_sao.models.fingerprint import matches
+from online_sao.models.fingerprint import ServedDigest
 from online_sao.publishing import lifecycle, rollback
 from online_sao.publishing.published import PublishedVersions
 from online_sao.storage.repositories import learner, policies
@@ -179,7 +179,7 @@ class Activator:
                 await learner.pause(session, f"the rollback failed: {problem}")
 
 
-def _check_digest(expected: tuple[float, ...], served: tuple[float, ...]) -> None:
+def _check_digest(expected: tuple[float, ...], served: ServedDigest) -> None:
     # Version 0 is the base model itself: nobody published an expectation for it.
-    if expected and not matches(expected, served):
+    if expected and not served.matches(expected):
         raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")

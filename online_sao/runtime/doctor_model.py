@@ -19,7 +19,6 @@ from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
 from online_sao.models.adapter import MergedWeights, read_adapter
 from online_sao.runtime.doctor import Check
-from online_sao.runtime.self_check import MAX_MEAN_ABS_DIFFERENCE
 from online_sao.storage.repositories import policies
 from online_sao.storage.session import Database, sqlite_path
 
@@ -65,6 +64,7 @@ async def self_check(settings: Settings) -> Check:
     token_ids: list[int] = []
     sampled: list[float] = []
     await engine.start(version, folder)
+    bound = engine.logprob_tolerance
     try:
         async for delta in engine.generate(EngineRequest("doctor", prompt, PROBE_TOKENS, 1.0, 1.0, renderer.eos_token_ids)):
             token_ids += delta.token_ids
@@ -73,8 +73,8 @@ async def self_check(settings: Settings) -> Check:
         await engine.stop()
     plain = await asyncio.to_thread(_plain_logprobs, path, folder, prompt, token_ids)
     difference = math.fsum(abs(a - b) for a, b in zip(plain, sampled, strict=True)) / len(token_ids)
-    found = f"version {version}: mean |engine − model| logprob {difference:.1e} over {len(token_ids)} tokens (bound {MAX_MEAN_ABS_DIFFERENCE})"
-    if difference <= MAX_MEAN_ABS_DIFFERENCE:
+    found = f"version {version}: mean |engine − model| logprob {difference:.1e} over {len(token_ids)} tokens (bound {bound})"
+    if difference <= bound:
         return Check("self-check", "ok", found)
     return Check("self-check", "fail", found, "The engine does not sample from this model: install the versions of constraints.txt.")
 

@@ -1,4 +1,5 @@
-"""The self-check: does the engine sample from the weights the learner trains? Owns the comparison of probe logprobs and its bound.
+"""The self-check: does the engine sample from the weights the learner trains? Owns the comparison of probe logprobs; its bound came with the probe,
+from the engine that sampled it.
 
 An adapter that never reached the engine, a stale cache or a temperature applied twice all show here, and nowhere else so plainly.
 """
@@ -22,8 +23,6 @@ from online_sao.storage.tables import ProbeRow
 
 logger = logging.getLogger(__name__)
 
-MAX_MEAN_ABS_DIFFERENCE = 1e-3
-"""Largest mean |engine − learner| logprob of a probe, in nats, both in fp32 (docs/design.md §7.7)."""
 ALARM = "self-check failed"
 """How the pause reason of a failed self-check begins."""
 UNUSABLE = 1e9
@@ -51,13 +50,13 @@ class SelfCheck:
             problem = "the engine does not sample from the weights it should"
         except PolicyStoreError as error:
             differences, problem = [UNUSABLE] * len(unchecked), error.message
-        worst = max(differences)
-        failed = worst > MAX_MEAN_ABS_DIFFERENCE
+        worst, bound = max(zip(differences, (probe.tolerance for probe in unchecked), strict=True), key=lambda pair: pair[0] - pair[1])
+        failed = worst > bound
         async with self._database.write() as session:
             for probe, difference in zip(unchecked, differences, strict=True):
                 await probes.set_checked(session, probe.id, mean_abs_difference=difference, now=time.time())
             if failed:
-                reason = f"{ALARM} for version {version.version}: mean |engine − learner| logprob is {worst:.3g}, above {MAX_MEAN_ABS_DIFFERENCE}"
+                reason = f"{ALARM} for version {version.version}: mean |engine − learner| logprob is {worst:.3g}, above {bound:g}"
                 await learner_row.pause(session, f"{reason} ({problem})")
         if failed:
             logger.error("%s for version %d (mean difference %.3g): %s. Learning is paused; serving goes on.", ALARM, version.version, worst, problem)

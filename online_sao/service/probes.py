@@ -98,6 +98,7 @@ class Prober:
                 token_ids=list(sampled.token_ids),
                 behavior_logprobs=list(sampled.behavior_logprobs),
                 text=sampled.text,
+                tolerance=self._engine.logprob_tolerance,
                 created_at=now,
             )
             for sampled in checks

@@ -213,6 +213,8 @@ class ProbeRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     mean_abs_difference: Mapped[float | None] = mapped_column(Float)
     """Mean |engine − learner| logprob over the tokens; null until checked."""
+    tolerance: Mapped[float] = mapped_column(Float)
+    """Largest such mean that the engine's number format explains."""
     checked_at: Mapped[float | None] = mapped_column(Float)
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from online_sao.errors import EngineError
 from online_sao.inference.vllm import launch
 from online_sao.inference.vllm.outputs import OneVersion, Spans
+from online_sao.models.fingerprint import ServedDigest
 
 T = TypeVar("T")
 
@@ -50,6 +53,11 @@ class Core:
         self._broken: str | None = None
 
     @property
+    def exact(self) -> bool:
+        """Whether it computes in fp32."""
+        return bool(self.llm.model_config.dtype == torch.float32)
+
+    @property
     def problem(self) -> str | None:
         """Why it can serve no longer; None: it can."""
         return ENDED if self.llm.errored else self._broken
@@ -76,10 +84,12 @@ class Core:
         await self.call(self.llm.finish_weight_update(weight_version=label))
         self.adapter_dir, self._half_done = adapter_dir, False
 
-    async def digest(self, lora: Any | None = None) -> tuple[float, ...]:
+    async def digest(self, lora: Any | None = None) -> ServedDigest:
         """models.fingerprint of what serves, with an adapter beside it or without, by the worker, which does nothing else meanwhile."""
-        (found,) = await self.call(self.llm.collective_rpc("served_fingerprint", args=(lora.lora_int_id if lora is not None else None,)))
-        return tuple(found)
+        ((values, tolerance),) = await self.call(
+            self.llm.collective_rpc("served_fingerprint", args=(lora.lora_int_id if lora is not None else None,))
+        )
+        return ServedDigest(tuple(values), tolerance)
 
     async def cleanse(self) -> None:
         """Zeros for all keys and values. Only paused with ``clear_cache``."""

@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError
 from online_sao.inference.requests import MAX_TOP_LOGPROBS
+from online_sao.inference.vllm.architecture import projection_shapes
 
 BLOCK_TOKENS = 32
 """Tokens in one block of the KV cache: the smallest that attention on a CPU takes."""
@@ -64,7 +65,7 @@ def _start(settings: EngineSettings, model_path: Path, lora_rank: int | None) ->
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             disable_log_stats=True,
             **engine_arguments(settings, model_path, on_cpu=on_cpu),
-            **(_adapters(settings, lora_rank) if lora_rank is not None else {}),
+            **(_adapters(settings, model_path, lora_rank) if lora_rank is not None else {}),
         )
         return AsyncLLM.from_engine_args(arguments)
 
@@ -73,7 +74,7 @@ def engine_arguments(settings: EngineSettings, model_path: Path, *, on_cpu: bool
     """What decides how fast vLLM serves and what of, by vLLM's own names: also those of its command line."""
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
     return {
-        "dtype": "float32" if on_cpu else "auto",
+        "dtype": "float32" if settings.dtype == "auto" and on_cpu else settings.dtype,
         "generation_config": "vllm",
         # One more where the model has it: scoring a text samples a token after it, which is thrown away.
         "max_model_len": min(settings.max_context_tokens + 1, config.max_position_embeddings),
@@ -97,15 +98,17 @@ def _cpu_cache_bytes(settings: EngineSettings, config: Any) -> int:
     return int((settings.kv_cache_tokens + BLOCK_TOKENS) * token_bytes)
 
 
-def _adapters(settings: EngineSettings, rank: int) -> dict[str, Any]:
-    """One slot more than is ever used: with all of them taken, requests for the base model beside them get wrong logprobs."""
+def _adapters(settings: EngineSettings, model_path: Path, rank: int) -> dict[str, Any]:
+    """One slot more than is ever used: with all of them taken, requests for the base model beside them get wrong logprobs. Only the matrices that
+    adapters change are made ready for them: with the output matrix among them, scoring a text ends the core."""
     from vllm.config.lora import MaxLoRARanks
 
     fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
     if not fitting:
         raise ConfigurationError(f"policy.lora_rank is {rank}; vLLM serves adapters of rank {max(get_args(MaxLoRARanks))} at most.")
     slots = settings.adapter_slots + 1
-    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": min(fitting)}
+    targets = sorted({name.rpartition(".")[2] for name in projection_shapes(model_path)})
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": min(fitting), "lora_target_modules": targets}
 
 
 def environment(settings: EngineSettings, *, on_cpu: bool) -> dict[str, str]:

@@ -20,7 +20,7 @@ from online_sao.inference.engine import PinnedVersion
 from online_sao.inference.vllm import launch
 from online_sao.inference.vllm.core import Core, Entry
 from online_sao.inference.vllm.outputs import OneVersion
-from online_sao.models.fingerprint import matches
+from online_sao.models.fingerprint import ServedDigest
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Publishing(Protocol):
     async def swap(self, version: int, adapter_dir: Path | None, *, recompute: bool) -> Swapped:
         """Raises PolicyStoreError where the version cannot be put in place; the one before serves on then."""
 
-    async def digest(self) -> tuple[float, ...]:
+    async def digest(self) -> ServedDigest:
         """models.fingerprint of what requests that enter now are sampled from."""
 
     def enter(self, pinned: PinnedVersion | None) -> AbstractAsyncContextManager[Entry]:
@@ -88,7 +88,7 @@ class MergedPublishing:
                 await core.resume()
         return Swapped(time.perf_counter() - paused, recomputed)
 
-    async def digest(self) -> tuple[float, ...]:
+    async def digest(self) -> ServedDigest:
         return await self._core.digest()
 
     @asynccontextmanager
@@ -164,7 +164,7 @@ class AdapterPublishing:
             self._current = loaded
         return Swapped(paused + seconds, 0)
 
-    async def digest(self) -> tuple[float, ...]:
+    async def digest(self) -> ServedDigest:
         return await self._core.digest(self._current.lora)
 
     @asynccontextmanager
@@ -189,7 +189,7 @@ class AdapterPublishing:
         async with self._loading:
             fresh = pinned.adapter_dir is not None and (pinned.policy_version, pinned.adapter_dir) not in self._loaded
             loaded, _ = await self._get(pinned.policy_version, pinned.adapter_dir, wait=False)
-            if fresh and pinned.served_digest and not matches(pinned.served_digest, await self._core.digest(loaded.lora)):
+            if fresh and pinned.served_digest and not (await self._core.digest(loaded.lora)).matches(pinned.served_digest):
                 await self._unload(loaded)
                 raise PolicyStoreError(f"Version {pinned.policy_version} was loaded with other weights than were published.")
             return self._take(loaded)

@@ -27,8 +27,10 @@ from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise
 from online_sao.inference.vllm.architecture import projection_shapes
 from online_sao.inference.vllm.launch import SERVICE_PID
 from online_sao.models.adapter import merged, read_adapter
-from online_sao.models.fingerprint import fingerprint_of_products, signs
+from online_sao.models.fingerprint import TOLERANCE, fingerprint_of_products, signs
 
+SIGMAS = 6.0
+"""Standard deviations of rounding that a fingerprint may be off by, before it is of other weights."""
 BACKEND = "policy_store"
 """The name under which this module's weight transfer is known to vLLM."""
 
@@ -116,13 +118,16 @@ class WorkerExtension:
     model_runner: Any
     model_config: Any
 
-    def served_fingerprint(self, lora_id: int | None) -> tuple[float, ...]:
-        """models.fingerprint of what serves, by asking the layers themselves for W v: whatever they read, packed or not, is what is measured. With
-        ``lora_id``: of what serves the requests of that adapter, from the slot its matrices lie in."""
+    def served_fingerprint(self, lora_id: int | None) -> tuple[tuple[float, ...], float]:
+        """models.fingerprint of what serves, and its tolerance, from what the layers themselves read, packed or not. With ``lora_id``: of what
+        serves the requests of that adapter, from the slot its matrices lie in."""
         model = self.model_runner.get_model()
         slot = None if lora_id is None else self.model_runner.lora_manager._adapter_manager.lora_index_to_id.index(lora_id)
+        noise: list[float] = []
         with torch.inference_mode():
-            return fingerprint_of_products(_products(model, projection_shapes(Path(self.model_config.model)), slot))
+            shapes = projection_shapes(Path(self.model_config.model))
+            values = fingerprint_of_products(_products(model, shapes, slot, noise))
+        return values, max(TOLERANCE, SIGMAS * max(noise, default=0.0))
 
     def zero_cache(self) -> None:
         """Zeros for all keys and values. Only where no request counts on them any more."""
@@ -150,8 +155,9 @@ def _natural(key: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in key.split(".")]
 
 
-def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None) -> Iterator[tuple[str, Tensor]]:
-    """(name, W v) of each adapted matrix, in order: v as models.fingerprint draws it from the name. With the adapter in ``slot``, if any."""
+def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None, noise: list[float]) -> Iterator[tuple[str, Tensor]]:
+    """(name, W v) of each adapted matrix, in order: v as models.fingerprint draws it from the name. With the adapter in ``slot``, if any. To
+    ``noise`` goes the standard deviation that rounding to the layer's number format gives each uᵀ W v; nothing in fp32."""
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     owners = {part: (whole, place) for whole, parts in fused.items() for place, part in enumerate(parts)}
     for name in sorted(shapes):
@@ -159,13 +165,30 @@ def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int
         whole, place = owners.get(part, (part, 0))
         layer: Any = model.get_submodule(f"{parent}.{whole}")
         base = getattr(layer, "base_layer", layer)
-        reference = next(base.parameters())
-        v = signs(f"{name}:v", shapes[name][1]).to(device=reference.device, dtype=reference.dtype)
-        product = base.quant_method.apply(base, v.unsqueeze(0), None)[0]
         sizes = list(getattr(base, "output_sizes", [shapes[name][0]]))
         start = sum(sizes[:place])
-        product = product[start : start + shapes[name][0]]
+        rows = slice(start, start + shapes[name][0])
+        reference = next(base.parameters())
+        v = signs(f"{name}:v", shapes[name][1]).to(reference.device)
+        if reference.dtype == torch.float32:
+            product = base.quant_method.apply(base, v.float().unsqueeze(0), None)[0, rows].double()
+        else:
+            weight = _numbers(base, shapes[name][1], reference)[rows].double()
+            product = weight @ v
+            if slot is None:
+                noise.append(torch.finfo(reference.dtype).eps / 2 / 3**0.5 * float(weight.norm()))
         if slot is not None:
-            a, b = layer.lora_a_stacked[place][slot, 0], layer.lora_b_stacked[place][slot, 0]
-            product = product + b @ (a @ v.to(a))
+            stored_a, stored_b = layer.lora_a_stacked[place], layer.lora_b_stacked[place]
+            a, b = stored_a[slot, 0].double(), stored_b[slot, 0].double()
+            product = product + b @ (a @ v)
+            if stored_a.dtype != torch.float32:
+                noise.append(torch.finfo(stored_a.dtype).eps / 2 / 3**0.5 * float((2 * (b.square().sum(0) @ a.square().sum(1))).sqrt()))
         yield name, product
+
+
+def _numbers(layer: Any, width: int, reference: Tensor) -> Tensor:
+    """W[out, in] as a layer holds it. One that is packed gives it away a column at a time: W times a unit vector is exact in any format."""
+    if layer.weight.numel():
+        return torch.as_tensor(layer.weight)
+    units = torch.eye(width, dtype=reference.dtype, device=reference.device)
+    return torch.cat([layer.quant_method.apply(layer, block, None) for block in torch.split(units, 256)]).T

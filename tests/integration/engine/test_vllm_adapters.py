@@ -14,7 +14,7 @@ from online_sao.errors import EngineError, OverloadedError, PolicyStoreError
 from online_sao.inference.engine import EngineRequest, PinnedVersion
 from online_sao.inference.vllm.publishing import AdapterPublishing
 from online_sao.models.adapter import MergedView, read_adapter
-from online_sao.models.fingerprint import fingerprint, matches
+from online_sao.models.fingerprint import fingerprint
 from tests.integration.engine.engine_client import PROMPT, difference, logprobs, until
 from tests.integration.engine.test_vllm_engine import CHANGED, EXACT, long_prompt
 
@@ -70,8 +70,8 @@ async def test_the_served_digest_is_that_of_the_merged_weights(start, reference,
     for version in (1, 2, 1, 3, 4):
         report = await client.engine.swap(version, adapters[version])
         expected = fingerprint(MergedView(reference.weights.pristine, read_adapter(adapters[version])))
-        assert matches(expected, report.served_digest)
-        assert not matches(expected, fingerprint(reference.weights.pristine))
+        assert report.served_digest.matches(expected)
+        assert not report.served_digest.matches(fingerprint(reference.weights.pristine))
 
 
 async def test_a_new_version_waits_for_a_slot_and_a_stop_ends_the_wait(start, adapters):
@@ -127,17 +127,21 @@ async def test_a_pinned_version_of_other_weights_is_not_served(start, reference,
 
 
 async def test_a_version_in_use_is_never_unloaded(start, adapters, reference):
-    """While pins and swaps come and go over two slots, one request goes on with what it began with."""
+    """While swaps come and go over two slots, one request goes on with what it began with."""
     client = await start(adapter_slots=2)
     await client.engine.swap(1, adapters[1])
-    task, sampled = client.begin(max_tokens=1200)
+    task, sampled = client.begin(max_tokens=1900)
     await until(lambda: bool(sampled.token_ids))
-    for version in (2, 3, 4, 5, 6, 7):
+    seen = []
+    for version in range(2, 50):
         await client.engine.swap(version, adapters[version % 4 + 1])
         assert (await client.sample(max_tokens=2)).versions == [version] * 2
-    assert not task.done()
+        if task.done():
+            break
+        seen.append(version)
+    assert len(seen) >= 3
     result = await task
-    assert result.versions == [1] * 1200
+    assert result.versions == [1] * 1900
     assert difference(result, logprobs(reference.logits(PROMPT, result.token_ids, adapters[1]), result.token_ids)) < EXACT
 
 

@@ -8,6 +8,7 @@ from test_activator_start import publish
 
 from online_sao.errors import EngineError, PolicyStoreError
 from online_sao.inference.engine import SwapReport
+from online_sao.models.fingerprint import ServedDigest
 from online_sao.publishing import rollback
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.published import PublishedVersions
@@ -35,7 +36,7 @@ class Engine:
             raise error
         self.policy_version = policy_version
         self.swaps.append((policy_version, adapter_dir))
-        return SwapReport(policy_version, 0.1, 0.2, 3, 0, self.digests.get(policy_version, (1.0,)))
+        return SwapReport(policy_version, 0.1, 0.2, 3, 0, ServedDigest(self.digests.get(policy_version, (1.0,))))
 
 
 async def stage(database, store, version: int, parent: int, epoch: int) -> None:

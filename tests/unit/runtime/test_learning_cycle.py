@@ -269,11 +269,18 @@ async def test_a_committed_update_of_an_abandoned_lineage_is_removed_at_start(st
 # --- the self-check ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def insert_probe(stand, version: int, *, wrong_by: float = 0.0) -> None:
+async def insert_probe(stand, version: int, *, wrong_by: float = 0.0, tolerance: float = 1e-3) -> None:
     """A probe as an engine would have it that serves what the learner stands on, or nearly."""
     logprobs = [logprob + wrong_by for logprob in stand.bench.learner.score([1, 2], [3, 4, 5], 1.0)]
     probe = ProbeRow(
-        policy_version=version, prompt="p", prompt_ids=[1, 2], token_ids=[3, 4, 5], behavior_logprobs=logprobs, text="t", created_at=time.time()
+        policy_version=version,
+        prompt="p",
+        prompt_ids=[1, 2],
+        token_ids=[3, 4, 5],
+        behavior_logprobs=logprobs,
+        text="t",
+        tolerance=tolerance,
+        created_at=time.time(),
     )
     async with stand.database.write() as session:
         await probes.insert(session, [probe])
@@ -311,6 +318,15 @@ async def test_probes_are_checked_under_the_version_that_sampled_them(stand):
 
     await stand.until(alarmed)
     assert (await probe_differences(stand, 1))[-1] > 1e-3
+
+
+async def test_what_the_engines_number_format_explains_stops_nothing(stand):
+    await insert_probe(stand, 0, wrong_by=0.01, tolerance=0.02)
+    stand.start()
+    await stand.score()
+    await stand.until(lambda: stand.on_update(1))
+    assert await probe_differences(stand, 0) == [pytest.approx(0.01, abs=1e-6)]
+    assert not (await stand.head()).paused
 
 
 async def test_an_engine_that_samples_from_other_weights_stops_learning_loudly(stand):

@@ -37,6 +37,8 @@ class Renderer:
 class Engine:
     """Serves ``policy_version``; answers with three tokens, the middle one of which waits for ``gate``."""
 
+    logprob_tolerance = 1e-3
+
     def __init__(self) -> None:
         self.policy_version = 0
         self.waiting = 0

@@ -113,7 +113,7 @@ async def test_a_cursor_that_is_not_ours(database, cursor) -> None:
 
 def probe(version: int) -> ProbeRow:
     return ProbeRow(
-        policy_version=version, prompt="p", prompt_ids=[1], token_ids=[2], behavior_logprobs=[-0.5], text="t", created_at=1.0, checked_at=None
+        policy_version=version, prompt="p", prompt_ids=[1], token_ids=[2], behavior_logprobs=[-0.5], text="t", tolerance=1e-3, created_at=1.0
     )
 
 
