@@ -43,6 +43,7 @@ demo: install
 
 test: test-unit test-postgresql browser
 	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
+	$(MAKE) test-vllm
 
 # Two at a time; a worker whose torch took both cores would only be in the other's way.
 test-unit: install
@@ -52,10 +53,12 @@ test-unit: install
 test-postgresql: install
 	$(BIN)/python -m pytest tests/unit/storage tests/unit/service tests/unit/publishing --database postgresql $(ARGS)
 
-# The engine contract over vLLM. One event loop: a started vLLM is used by test after test, and belongs to the loop it was started on.
+# The engine contract over vLLM, and the whole service on it, with versions merged and beside each other. One event loop: a started vLLM is used by
+# test after test, and belongs to the loop it was started on.
+ON_VLLM := tests/integration/engine tests/integration/vllm -W default -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
 test-vllm: install-vllm
-	$(BIN)/python -m pytest tests/integration/engine tests/integration/vllm --engine vllm -W default \
-	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
+	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm $(ARGS)
+	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm-adapter $(ARGS)
 
 check: install
 	$(BIN)/ruff check .
