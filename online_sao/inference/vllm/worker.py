@@ -114,12 +114,13 @@ class WorkerExtension:
     def served_fingerprint(self, lora_id: int | None) -> tuple[tuple[float, ...], float]:
         """models.fingerprint of what serves, and its tolerance, from what the layers themselves read, packed or not. With ``lora_id``: of what
         serves the requests of that adapter, from the slot its matrices lie in."""
-        model = self.model_runner.get_model()
+        folder = Path(self.model_config.model)
         slot = None if lora_id is None else self.model_runner.lora_manager._adapter_manager.lora_index_to_id.index(lora_id)
+        # Served beside an adapter, the base model's numbers are those of its files, or those rounded.
+        rounded = slot is None or BaseWeights(folder).dtype != self.model_config.dtype
         noise: list[float] = []
         with torch.inference_mode():
-            shapes = projection_shapes(Path(self.model_config.model))
-            values = fingerprint_of_products(_products(model, shapes, slot, noise))
+            values = fingerprint_of_products(_products(self.model_runner.get_model(), projection_shapes(folder), slot, rounded, noise))
         return values, max(TOLERANCE, SIGMAS * max(noise, default=0.0))
 
     def zero_cache(self) -> None:
@@ -134,6 +135,12 @@ class BaseWeights:
     def __init__(self, folder: Path) -> None:
         files: list[Any] = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
         self._holders = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (no mapping)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The finest that any of them is kept in."""
+        kept = {str(file.get_slice(key).get_dtype()) for key, file in self._holders.items()}
+        return torch.float32 if "F32" in kept or len(kept) > 1 else torch.bfloat16 if kept == {"BF16"} else torch.float16
 
     def __getitem__(self, name: str) -> Tensor:
         weight: Tensor = self._holders[f"{name}.weight"].get_tensor(f"{name}.weight")
@@ -184,29 +191,36 @@ def _put_in_place(layer: Any, weight: Tensor) -> None:
         layer.quant_method.process_weights_after_loading(layer)
 
 
-def _products(model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None, noise: list[float]) -> Iterator[tuple[str, Tensor]]:
+def _products(
+    model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None, rounded: bool, noise: list[float]
+) -> Iterator[tuple[str, Tensor]]:
     """(name, W v) of each adapted matrix, sorted by name: v as models.fingerprint draws it from the name. With the adapter in ``slot``, if any. To
-    ``noise`` goes the standard deviation that rounding to the layer's number format gives each uᵀ W v; nothing in fp32."""
+    ``noise`` goes the standard deviation that number formats give each uᵀ W v: of the layer's if it was ``rounded`` to that, and of the adapter's."""
     places = {name: (layer, place, rows) for layer, parts in fused_layers(model, shapes) for place, (name, rows) in enumerate(parts.items())}
     for name in sorted(shapes):
         layer, place, rows = places[name]
         base = getattr(layer, "base_layer", layer)
         reference = next(base.parameters())
         v = signs(f"{name}:v", shapes[name][1]).to(reference.device)
+        variance = 0.0
         if reference.dtype == torch.float32:
             product = base.quant_method.apply(base, v.float().unsqueeze(0), None)[0, rows].double()
         else:
             weight = _numbers(base, shapes[name][1], reference)[rows].double()
             product = weight @ v
-            if slot is None:
-                noise.append(torch.finfo(reference.dtype).eps / 2 / 3**0.5 * float(weight.norm()))
+            variance += rounded * _rounding(reference.dtype) * float(weight.square().sum())
         if slot is not None:
             stored_a, stored_b = layer.lora_a_stacked[place], layer.lora_b_stacked[place]
             a, b = stored_a[slot, 0].double(), stored_b[slot, 0].double()
             product = product + b @ (a @ v)
-            if stored_a.dtype != torch.float32:
-                noise.append(torch.finfo(stored_a.dtype).eps / 2 / 3**0.5 * float((2 * (b.square().sum(0) @ a.square().sum(1))).sqrt()))
+            variance += 2 * _rounding(stored_a.dtype) * float(b.square().sum(0) @ a.square().sum(1))
+        noise.append(variance**0.5)
         yield name, product
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Largest variance that rounding to ``dtype`` gives a number, as a fraction of its square; that of fp32 counts as none."""
+    return 0.0 if dtype == torch.float32 else (torch.finfo(dtype).eps / 2) ** 2 / 3
 
 
 def _numbers(layer: Any, width: int, reference: Tensor) -> Tensor:
