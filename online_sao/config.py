@@ -44,6 +44,8 @@ class StorageSettings(_Group):
     """Folder of everything this service writes: database, policy store, checkpoints."""
     database_url: str | None = None
     """SQLAlchemy async URL. None: SQLite at data_dir/online_sao.db."""
+    spool_bytes: int = Field(64_000_000, ge=0)
+    """Most bytes of chats that are kept in data_dir/spool while the database is away; beyond that chats are answered 503. 0: they are at once."""
 
 
 class PolicySettings(_Group):
@@ -275,6 +277,10 @@ class Settings(BaseSettings):
     @property
     def policy_store_dir(self) -> Path:
         return self.storage.data_dir.absolute() / "policy_store"
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.storage.data_dir.absolute() / "spool"
 
     @property
     def checkpoints_dir(self) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from online_sao.config import Settings
-from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
+from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError, StorageError
 from online_sao.experience.rewards import score_to_reward
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
@@ -28,6 +28,7 @@ from online_sao.publishing.activator import Activator
 from online_sao.runtime import tensorboard
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
+from online_sao.runtime.readiness import Readiness, judge
 from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
 from online_sao.runtime.scheduler import Job, Scheduler
 from online_sao.runtime.supervisor import Supervisor
@@ -35,7 +36,7 @@ from online_sao.runtime.tensorboard import TensorBoardLog
 from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
-from online_sao.service.chat_log import ChatLog
+from online_sao.service.chat_log import ChatLog, SpoolState
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ERASURE_SECONDS, ErasureService
 from online_sao.service.evaluations import EvaluationService
@@ -48,6 +49,7 @@ from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
 from online_sao.storage.repositories import interactions, learner, leases, policies
 from online_sao.storage.session import Database
+from online_sao.storage.spool import Spool
 from online_sao.storage.tables import PolicyVersionRow
 
 logger = logging.getLogger(__name__)
@@ -65,9 +67,11 @@ class Serving:
         self.settings = settings
         self.meters = Meters()
         self.database = Database(settings.database_url)
-        self.feedback = FeedbackService(self.database, settings)
+        self._clock = CautiousClock()
+        self._log = ChatLog(self.database, settings.reward, self._clock.latest, Spool(settings.spool_dir, settings.storage.spool_bytes))
+        self.feedback = FeedbackService(self.database, settings, waits=self._log.waits)
         self.interactions = InteractionService(self.database)
-        self.erasure = ErasureService(self.database)
+        self.erasure = ErasureService(self.database, settle=self._log.write_kept)
         self.history = HistoryService(self.database, settings.reward)
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
         process = self._supervisor.process if self._supervisor is not None else lambda: None
@@ -81,7 +85,6 @@ class Serving:
         self._chat: ChatService | None = None
         self._renderer: Renderer | None = None
         self._problem: str | None = "the model is being loaded"
-        self._clock = CautiousClock()
         self._tensorboard = TensorBoardLog(self.database, settings.tensorboard_dir) if settings.learning.tensorboard else None
         self._owner = leases.new_owner()
         self._scheduler = Scheduler()
@@ -104,17 +107,17 @@ class Serving:
         """Token id → (text, bytes; None for a special token); None until the model is loaded."""
         return None if self._renderer is None else self._renderer.describe_token
 
-    async def missing(self) -> dict[str, str]:
-        """What keeps the server from answering chats: part → why. Empty: it is ready."""
+    async def readiness(self) -> Readiness:
+        """Whether chats are answered now, and what is missing."""
         problem = self._problem
         if problem is None and self._engine is not None and not self._engine.healthy:
             problem = "the engine has failed"
-        found = {} if problem is None else {"engine": problem}
-        try:
-            await asyncio.wait_for(self.database.ping(), timeout=2.0)
-        except Exception as error:
-            found["database"] = f"it does not answer: {error or type(error).__name__}"
-        return found
+        return await judge(problem, self.database, self._log, self.settings.engine.default_max_tokens)
+
+    @property
+    def spool(self) -> SpoolState:
+        """What waits for the database."""
+        return self._log.state()
 
     async def active_version(self) -> PolicyVersionRow:
         """The version that serves, from the database: known before the engine is."""
@@ -128,14 +131,19 @@ class Serving:
             now = time.time()
             async with self.database.write() as session:
                 await leases.acquire(session, "serving", self._owner, now)
+            # What a process that died had kept of its answers ends them; only what is then still open was interrupted.
+            await self._log.adopt()
+            async with self.database.write() as session:
                 interrupted = await interactions.mark_leftovers_interrupted(session, now)
         except BaseException:
+            self._log.close()
             await self.database.dispose()
             raise
         if interrupted:
             logger.warning("%d completions of a server that died were marked interrupted", interrupted)
         self._spawn(self._load())
         for job in (
+            Job("unwritten completions", 1.0, self._log.write_kept),
             Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
             Job("score deadlines", 2.0, self._expire_overdue),
             Job("lease reaper", 5.0, self._release_lapsed),
@@ -173,8 +181,13 @@ class Serving:
                 logger.warning("the engine did not stop in %.1f s", ENGINE_STOP_SECONDS)
         if self._supervisor is not None:
             await self._supervisor.stop()
-        async with self.database.write() as session:
-            await leases.release(session, "serving", self._owner)
+        try:
+            await self._log.write_kept()
+            async with self.database.write() as session:
+                await leases.release(session, "serving", self._owner)
+        except StorageError as error:
+            logger.warning("ending without the database: %s What waits for it is written at the next start.", error.message)
+        self._log.close()
         await self.database.dispose()
 
     async def _load(self) -> None:
@@ -203,8 +216,7 @@ class Serving:
         self._engine = engine
         self._renderer = renderer
         await _start_engine(engine, activator)
-        log = ChatLog(self.database, self.settings.reward, self._clock.latest)
-        self._chat = ChatService(self.settings, engine, renderer, log, self.meters.completed)
+        self._chat = ChatService(self.settings, engine, renderer, self._log, self.meters.completed)
         prober = Prober(self.database, engine, renderer, self.settings.evaluation)
         self._spawn(_logged(prober.run(), "probes"))
 
@@ -225,7 +237,6 @@ class Serving:
 
         self._scheduler.add(Job("policy activation", 0.5, activate))
         self._scheduler.add(Job("engine health", 1.0, revive))
-        self._scheduler.add(Job("unwritten completions", 2.0, log.write_kept))
         if self._supervisor is not None:
             # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
             self._scheduler.add(Job("learner supervision", 1.0, self._supervise))

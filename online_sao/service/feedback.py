@@ -20,6 +20,7 @@ from online_sao.errors import (
     InvalidRequestError,
     InvalidScoreError,
     LifecycleError,
+    StorageError,
     UnsupportedFeatureError,
 )
 from online_sao.experience.rewards import combine
@@ -68,18 +69,21 @@ class _Score:
 
 
 class FeedbackService:
-    """``clock`` returns Unix seconds."""
+    """``clock`` returns Unix seconds. ``waits``: whether a completion is logged, but not yet where scores can find it."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] = time.time, waits: Callable[[str], bool] = lambda _id: False
+    ) -> None:
         self._database = database
         self._settings = settings.reward
         self._clock = clock
+        self._waits = waits
 
     async def submit(self, submission: FeedbackSubmission) -> tuple[Receipt, bool]:
         """Record a score. Returns its receipt and whether a new score was recorded (False: an equal one stands already).
 
-        Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError, and
-        UnsupportedFeatureError for an episode.
+        Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError,
+        UnsupportedFeatureError for an episode, and StorageError where the score was not kept.
         """
         score = _checked(submission, self._settings)
         try:
@@ -98,10 +102,12 @@ class FeedbackService:
         raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
 
     async def _record(self, score: _Score) -> tuple[Receipt, bool]:
-        async with self._database.write() as session:
+        async with self._database.promptly(), self._database.write() as session:
             standing = await self._replayed(session, score)
             if standing is None:
                 target = await feedback.target(session, score.completion_id, score.choice)
+                if target is None and self._waits(score.completion_id):
+                    raise StorageError("The completion is still on its way into the database, which was away. Send the score again.", retry_after=1)
                 if target is None:
                     raise await _no_target(session, score)
                 row = self._row(target, score)

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from online_sao.config import EvaluationSettings
-from online_sao.errors import EngineError
+from online_sao.errors import EngineError, StorageError
 from online_sao.inference.engine import EngineRequest, InferenceEngine
 from online_sao.inference.renderer import Renderer
 from online_sao.service.evaluation_material import CHECK_PROMPTS, PROMPTS, TEXT
@@ -75,7 +75,7 @@ class Prober:
             except _ReplacedError:
                 logger.info("probes of version %d given up: it was replaced while they were sampled", version)
                 continue
-            except EngineError as error:
+            except (EngineError, StorageError) as error:
                 logger.warning("probes of version %d could not be sampled: %s", version, error.message)
                 again = RETRY_SECONDS
             except Exception:
