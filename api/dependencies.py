@@ -57,6 +57,8 @@ class Backend(Protocol):
         """Token id → (text, bytes; None for a special token); None until the model is loaded."""
 
     @property
+    def leading(self) -> bool: ...
+    @property
     def spool(self) -> SpoolState: ...
 
     async def readiness(self) -> Readiness:

@@ -35,6 +35,8 @@ class ServerSettings(_Group):
     """Origins (``https://app.example.com``) whose web pages may use /v1 from a browser. ``*`` means any, and needs an ``api_token``."""
     max_body_bytes: int = Field(4_000_000, gt=0)
     """Largest request body in bytes; larger ones are answered 413."""
+    shared: bool = False
+    """Serve beside other server processes on one PostgreSQL database: one of them, by a lease there, also runs jobs, activation and the learner."""
     shutdown_grace_seconds: float = Field(5.0, gt=0)
     """Seconds running requests are given to end at shutdown before they are abandoned."""
 
@@ -269,6 +271,12 @@ class Settings(BaseSettings):
                 f"{unknown[0]} is no setting: variables are named ONLINE_SAO_GROUP__NAME, groups are {', '.join(settings_cls.model_fields)}.{hint}"
             )
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+    @model_validator(mode="after")
+    def _shared_database(self) -> Settings:
+        if self.server.shared and not self.database_url.startswith("postgresql"):
+            raise ValueError("server.shared needs a PostgreSQL database that all the servers reach: set storage.database_url, or serve without it")
+        return self
 
     @property
     def database_url(self) -> str:

@@ -29,5 +29,6 @@ async def metrics(backend: BackendDependency) -> Response:
         evaluation=newest[0] if newest else None,
         spool=backend.spool,
         database_up=snapshot is not None,
+        leading=backend.leading,
     )
     return Response(text, media_type=CONTENT_TYPE_LATEST)

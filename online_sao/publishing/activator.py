@@ -7,19 +7,19 @@ made, nor what else a rollback changes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from online_sao.errors import LifecycleError, PolicyStoreError
+from online_sao.errors import LeaseLostError, LifecycleError, PolicyStoreError, StorageError
 from online_sao.inference.engine import InferenceEngine, SwapReport
-from online_sao.models.fingerprint import matches
 from online_sao.publishing import lifecycle, rollback
-from online_sao.publishing.policy_store import verify
+from online_sao.publishing.loading import check_digest, checked_folder
 from online_sao.storage.repositories import learner, policies
-from online_sao.storage.session import Database
+from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import SwapRow
 from online_sao.types import PolicyVersion, VersionState
 
@@ -45,9 +45,13 @@ class _Work:
 
 
 class Activator:
-    """``store``: the policy store's folder. ``base_digest``: models.catalog.base_digest of the model the engine serves."""
+    """``store``: the policy store's folder. ``base_digest``: models.catalog.base_digest of the model the engine serves. ``fence`` is called first in
+    every transaction that changes what serves, and raises LeaseLostError where that is another process's business by now."""
 
-    def __init__(self, database: Database, engine: InferenceEngine, store: Path, base_digest: str) -> None:
+    def __init__(
+        self, database: Database, engine: InferenceEngine, store: Path, base_digest: str, fence: Callable[[Session], Awaitable[None]] | None = None
+    ) -> None:
+        self._fence = fence
         self._database = database
         self._engine = engine
         self._store = store
@@ -78,14 +82,21 @@ class Activator:
 
     async def _fall_back(self, damaged: PolicyVersion, whole: PolicyVersion, reason: str) -> None:
         now = time.time()
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.move_version(session, damaged.version, VersionState.FAILED, now=now, reason=reason)
             await lifecycle.move_version(session, whole.version, VersionState.ACTIVE, now=now, reason=f"version {damaged.version} is damaged")
         logger.error("serving version %d in place of the damaged version %d", whole.version, damaged.version)
 
+    @asynccontextmanager
+    async def _write(self) -> AsyncIterator[Session]:
+        async with self._database.write() as session:
+            if self._fence is not None:
+                await self._fence(session)
+            yield session
+
     async def confirm_started(self, start: StartVersion) -> None:
         """Raises PolicyStoreError unless the started engine really serves the version it was told to."""
-        _check_digest(start.served_digest, await self._engine.served_digest())
+        check_digest(start.served_digest, await self._engine.served_digest())
 
     async def poll(self) -> SwapReport | None:
         """Load what waits for it, if anything does: the version of a rollback first, else the oldest new one. Returns how the swap went; None:
@@ -107,7 +118,7 @@ class Activator:
             return None  # a rollback has just abandoned it
         try:
             report = await self._engine.swap(work.version.version, folder)
-            _check_digest(work.version.served_digest, report.served_digest)
+            check_digest(work.version.served_digest, report.served_digest)
             await self._record(work, report)
         except Exception as error:
             # Whatever it was, weights that nobody vouches for must not serve a token more than they have. A dead engine serves none, and is
@@ -116,7 +127,10 @@ class Activator:
                 if self._engine.healthy:
                     await self._put_back(work.active)
             finally:
-                if isinstance(error, LifecycleError):
+                if isinstance(error, (LeaseLostError, StorageError)):
+                    # Nothing is wrong with the version. Whether it was recorded is seen when the database answers again.
+                    logger.warning("policy version %d was not activated: %s", work.version.version, error.message)
+                elif isinstance(error, LifecycleError):
                     logger.info("policy version %d was abandoned while it was being loaded: %s", work.version.version, error.message)
                 else:
                     await self._fail(work, str(error))
@@ -141,22 +155,13 @@ class Activator:
             return _Work(active, policies.to_record(row)) if row is not None else None
 
     async def _checked_folder(self, version: PolicyVersion) -> Path | None:
-        """The version's adapter folder, every checksum right; None for the base model."""
-        if version.path is None:
-            if version.version != 0:
-                raise PolicyStoreError(f"Policy version {version.version} names no folder.")
-            return None
-        folder = self._store / version.path
-        manifest = await asyncio.to_thread(verify, folder, base_digest=self._base_digest)
-        if (manifest.version, manifest.lineage_epoch, manifest.served_digest) != (version.version, version.lineage_epoch, version.served_digest):
-            raise PolicyStoreError(f"{folder} holds version {manifest.version} of another publication than the database's version {version.version}.")
-        return folder
+        return await checked_folder(self._store, self._base_digest, version)
 
     async def _record(self, work: _Work, report: SwapReport) -> None:
         """One transaction: the version before is RETIRED, this one ACTIVE, the swap and the end of a rollback noted. Raises LifecycleError if the
         version was abandoned by a rollback while the engine loaded it."""
         now = time.time()
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.activate(session, report.policy_version, now)
             if work.rollback_epoch is not None:
                 await policies.end_rollback(session, work.rollback_epoch, served_at=now)
@@ -172,10 +177,10 @@ class Activator:
 
     async def _put_back(self, active: PolicyVersion) -> None:
         folder = self._store / active.path if active.path is not None else None
-        _check_digest(active.served_digest, (await self._engine.swap(active.version, folder)).served_digest)
+        check_digest(active.served_digest, (await self._engine.swap(active.version, folder)).served_digest)
 
     async def _move(self, version: int, target: VersionState, reason: str | None = None) -> None:
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.move_version(session, version, target, now=time.time(), reason=reason)
 
     async def _fail(self, work: _Work, reason: str) -> None:
@@ -189,13 +194,7 @@ class Activator:
             return
         problem = f"version {version} cannot be served ({reason}); version {work.active.version} goes on serving. Roll back to another version"
         logger.critical("the rollback failed: %s. Learning is paused.", problem)
-        async with self._database.write() as session:
+        async with self._write() as session:
             await policies.end_rollback(session, work.rollback_epoch, problem=reason)
             if (await learner.get(session, lock=True)).lineage_epoch == work.rollback_epoch:
                 await learner.pause(session, f"the rollback failed: {problem}")
-
-
-def _check_digest(expected: tuple[float, ...], served: tuple[float, ...]) -> None:
-    # Version 0 is the base model itself: nobody published an expectation for it.
-    if expected and not matches(expected, served):
-        raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")

@@ -45,6 +45,7 @@ class Meters:
         self._database_up = Gauge(
             "online_sao_serve_database_up", "1 where the database answered; else what is read from it is as it was last", registry=self.registry
         )
+        self._leading = Gauge("online_sao_serve_leading", "1 in the process that runs jobs, activation and learner", registry=self.registry)
         self._trajectories = Gauge("online_sao_data_trajectories_by_state", "Trajectories, by state", ["state"], registry=self.registry)
         self._alarms = Gauge("online_sao_alarm", "1 while the condition of this kind of alarm holds", ["kind"], registry=self.registry)
         self._evaluation = Gauge(
@@ -75,6 +76,7 @@ class Meters:
         evaluation: EvaluationStatus | None,
         spool: SpoolState,
         database_up: bool,
+        leading: bool,
     ) -> bytes:
         """The exposition text. ``last_update``: the newest update's metrics by name; ``alarms``: kind → whether it holds; ``evaluation``: the newest.
 
@@ -84,6 +86,7 @@ class Meters:
         self._spool_bytes.set(spool.bytes)
         self._spool_limit.set(spool.limit_bytes)
         self._database_up.set(database_up)
+        self._leading.set(leading)
         if load is not None:
             self._running.set(load.running)
             self._waiting.set(load.waiting)

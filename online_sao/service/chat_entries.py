@@ -38,7 +38,8 @@ class Begun:
     columns: dict[str, Any]
 
     @classmethod
-    def of(cls, request: AdmittedRequest) -> Begun:
+    def of(cls, request: AdmittedRequest, served_by: str | None = None) -> Begun:
+        """``served_by``: the process, as it names itself in leases."""
         command = request.command
         columns: dict[str, Any] = {
             "request_id": command.request_id,
@@ -47,6 +48,7 @@ class Begun:
             "policy_version": request.policy_version,
             "prompt_tokens": len(request.prompt_ids),
             "created_at": request.created_at,
+            "served_by": served_by,
             "request_metadata": {},
             "sampling": {},
         }

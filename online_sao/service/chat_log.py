@@ -48,11 +48,17 @@ class SpoolState:
 
 class ChatLog:
     """``deadline_clock`` gives the Unix seconds from which the wait for a score is counted. Without a ``spool``, what the database refuses is
-    refused."""
+    refused. ``owner``: this process, as it names itself in leases."""
 
     def __init__(
-        self, database: Database, reward: RewardSettings, deadline_clock: Callable[[], float] = time.time, spool: Spool | None = None
+        self,
+        database: Database,
+        reward: RewardSettings,
+        deadline_clock: Callable[[], float] = time.time,
+        spool: Spool | None = None,
+        owner: str | None = None,
     ) -> None:
+        self._owner = owner
         self._database = database
         self._reward = reward
         self._deadline_clock = deadline_clock
@@ -83,7 +89,7 @@ class ChatLog:
 
     async def open(self, request: AdmittedRequest) -> None:
         """A `generating` row for each choice. Raises StorageError where it can be kept nowhere."""
-        begun = Begun.of(request)
+        begun = Begun.of(request, self._owner)
         self._reserved[begun.completion_id] = begun.choices * _most_bytes(request)
         try:
             if self._away is None:

@@ -26,7 +26,7 @@ from online_sao.errors import (
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
 from online_sao.service.receipts import Receipt, derive, receipts_of
-from online_sao.storage.repositories import feedback, interactions, trajectories
+from online_sao.storage.repositories import feedback, instances, interactions, leases, trajectories
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import FeedbackRow, TrajectoryRow
@@ -196,8 +196,10 @@ async def _reward(session: Session, trajectory: TrajectoryRow, scores: list[Feed
         await trajectories.replace_reward(session, trajectory.id, reward, now)
 
 
-async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError:
+async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError | StorageError:
     choices = len(await interactions.by_completion(session, score.completion_id))
+    if not choices and await instances.others_may_hold_more(session, await leases.database_clock(session)):
+        return StorageError("The completion may still be in another server's spool: the database was away. Send the score again.", retry_after=2)
     if not choices:
         return CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
     numbers = "choice 0" if choices == 1 else f"choices 0 to {choices - 1}"

@@ -62,7 +62,7 @@ def storage_error(error: Exception) -> StorageError | None:
     if isinstance(error, OSError):
         # What asyncpg raises while it connects, and what waiting for an answer ends with.
         known = isinstance(error, (ConnectionError, TimeoutError))
-        return StorageError(_AWAY.format(error or "no answer in time"), retry_after=RETRY_SECONDS) if known else None
+        return StorageError(_AWAY.format(str(error) or "no answer in time"), retry_after=RETRY_SECONDS) if known else None
     assert isinstance(error, DBAPIError)
     cause = error.orig
     code = getattr(cause, "sqlite_errorcode", None)

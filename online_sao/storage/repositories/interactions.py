@@ -6,7 +6,7 @@ Functions take the session of an open transaction and never commit.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +71,13 @@ async def complete(
     return row
 
 
-async def mark_leftovers_interrupted(session: AsyncSession, now: float) -> int:
-    """Rows still ``generating`` when no request runs belong to a process that died. Ends them, not trainable; returns how many."""
-    rows = (await session.scalars(select(InteractionRow).where(InteractionRow.status == InteractionStatus.GENERATING).with_for_update())).all()
+async def mark_leftovers_interrupted(session: AsyncSession, now: float, living: Collection[str] = ()) -> int:
+    """Rows still ``generating`` that none of the ``living`` processes serves belong to one that died. Ends them, not trainable; returns how many."""
+    query = select(InteractionRow).where(
+        InteractionRow.status == InteractionStatus.GENERATING,
+        or_(InteractionRow.served_by.is_(None), InteractionRow.served_by.not_in(living)),
+    )
+    rows = (await session.scalars(query.with_for_update())).all()
     for row in rows:
         row.status = InteractionStatus.INTERRUPTED
         row.completed_at = now

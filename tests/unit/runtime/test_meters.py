@@ -23,6 +23,7 @@ def test_every_metric_of_an_update_has_a_name_of_its_own():
             evaluation=evaluation,
             spool=SpoolState(3, 1200, 5000, has_room=True),
             database_up=False,
+            leading=True,
         ).decode()
     assert 'online_sao_data_trajectories_by_state{state="ready"} 2.0' in text
     assert "online_sao_policy_masked_fraction 0.0" in text
@@ -30,7 +31,7 @@ def test_every_metric_of_an_update_has_a_name_of_its_own():
     assert 'online_sao_alarm{kind="perplexity"} 0.0' in text
     assert 'online_sao_evaluation{measure="perplexity"} 21.5' in text
     assert 'online_sao_evaluation{measure="distinct_2"} NaN' in text
-    for gauge in ("spool_records 3.0", "spool_bytes 1200.0", "spool_limit_bytes 5000.0", "database_up 0.0"):
+    for gauge in ("spool_records 3.0", "spool_bytes 1200.0", "spool_limit_bytes 5000.0", "database_up 0.0", "leading 1.0"):
         assert f"online_sao_serve_{gauge}" in text
     assert len(report) > 20
     for name in report:
