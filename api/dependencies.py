@@ -10,8 +10,10 @@ from fastapi import Depends, Request
 from online_sao.config import Settings
 from online_sao.inference.engine import InferenceEngine
 from online_sao.runtime.meters import Meters
+from online_sao.runtime.readiness import Readiness
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
+from online_sao.service.chat_log import SpoolState
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
 from online_sao.service.evaluations import EvaluationService
@@ -57,8 +59,13 @@ class Backend(Protocol):
     def describe_token(self) -> Callable[[int], tuple[str, tuple[int, ...] | None]] | None:
         """Token id → (text, bytes; None for a special token); None until the model is loaded."""
 
-    async def missing(self) -> dict[str, str]:
-        """What keeps the server from answering chats: part → why."""
+    @property
+    def leading(self) -> bool: ...
+    @property
+    def spool(self) -> SpoolState: ...
+
+    async def readiness(self) -> Readiness:
+        """Whether chats are answered now, and what is missing."""
 
     async def active_version(self) -> PolicyVersionRow:
         """The version that serves, from the database: known before the engine is."""

@@ -80,12 +80,15 @@ def serve(
         str | None, typer.Option(help="Inference engine: 'transformers' (embedded) or 'vllm' (installed apart). [default: transformers]")
     ] = None,
     no_learner: Annotated[bool, typer.Option("--no-learner", help="Serve and keep scores, but start no learner beside the server.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Serve beside other servers on one PostgreSQL database; one of them runs the learner.")
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Start API, dashboard and learner. Ctrl-C ends them all."""
     settings = load_settings(
         config,
-        server={"host": host, "port": port},
+        server={"host": host, "port": port, "shared": shared or None},
         storage={"data_dir": data_dir},
         policy={"model": model},
         engine={"kind": engine},

@@ -35,6 +35,8 @@ class ServerSettings(_Group):
     """Origins (``https://app.example.com``) whose web pages may use /v1 from a browser. ``*`` means any, and needs an ``api_token``."""
     max_body_bytes: int = Field(4_000_000, gt=0)
     """Largest request body in bytes; larger ones are answered 413."""
+    shared: bool = False
+    """Serve beside other server processes on one PostgreSQL database: one of them, by a lease there, also runs jobs, activation and the learner."""
     shutdown_grace_seconds: float = Field(5.0, gt=0)
     """Seconds running requests are given to end at shutdown before they are abandoned."""
 
@@ -44,6 +46,8 @@ class StorageSettings(_Group):
     """Folder of everything this service writes: database, policy store, checkpoints."""
     database_url: str | None = None
     """SQLAlchemy async URL. None: SQLite at data_dir/online_sao.db."""
+    spool_bytes: int = Field(64_000_000, ge=0)
+    """Most bytes of chats that are kept in data_dir/spool while the database is away; beyond that chats are answered 503. 0: they are at once."""
 
 
 class PolicySettings(_Group):
@@ -276,6 +280,12 @@ class Settings(BaseSettings):
             )
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
 
+    @model_validator(mode="after")
+    def _shared_database(self) -> Settings:
+        if self.server.shared and not self.database_url.startswith("postgresql"):
+            raise ValueError("server.shared needs a PostgreSQL database that all the servers reach: set storage.database_url, or serve without it")
+        return self
+
     @property
     def database_url(self) -> str:
         return self.storage.database_url or f"sqlite+aiosqlite:///{self.storage.data_dir.absolute() / 'online_sao.db'}"
@@ -283,6 +293,10 @@ class Settings(BaseSettings):
     @property
     def policy_store_dir(self) -> Path:
         return self.storage.data_dir.absolute() / "policy_store"
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.storage.data_dir.absolute() / "spool"
 
     @property
     def checkpoints_dir(self) -> Path:

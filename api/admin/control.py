@@ -48,7 +48,7 @@ async def status(backend: BackendDependency) -> JSONResponse:
     snapshot = asdict(await backend.status.snapshot())
     settings = backend.settings
     measures = {"batch_size": batch_size(settings), "score_range": [settings.reward.score_min, settings.reward.score_max]}
-    return JSONResponse({"object": "status", "ready": not await backend.missing(), "engine": _engine(backend), **measures, **snapshot})
+    return JSONResponse({"object": "status", "ready": not (await backend.readiness()).missing, "engine": _engine(backend), **measures, **snapshot})
 
 
 @router.get("/policies")

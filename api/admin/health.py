@@ -17,10 +17,13 @@ async def healthz() -> JSONResponse:
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", responses={503: {"description": "Not ready; `missing` says what is not there, and why."}})
+@router.get("/readyz", responses={503: {"description": "Chats are not answered; `missing` says what is not there, and why."}})
 async def readyz(backend: BackendDependency) -> JSONResponse:
-    """503, and what is missing, until the engine serves and the database answers."""
-    missing = await backend.missing()
-    if missing:
-        return JSONResponse({"status": "not_ready", "missing": missing}, status_code=503, headers={"Retry-After": "2"})
-    return JSONResponse({"status": "ready", "missing": {}})
+    """200 while chats are answered: `ready`, or `degraded` while that goes on without the database (scores are refused). Else 503, `not_ready`."""
+    found = await backend.readiness()
+    status = "not_ready" if not found.answering else "degraded" if found.missing else "ready"
+    spool = {"records": found.spool.records, "bytes": found.spool.bytes, "limit_bytes": found.spool.limit_bytes}
+    body = {"status": status, "missing": found.missing, "spool": spool}
+    if found.answering:
+        return JSONResponse(body)
+    return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})

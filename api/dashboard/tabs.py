@@ -15,6 +15,7 @@ from api.dashboard.chart import score_chart
 from api.dashboard.feed import Feed
 from api.dashboard.markup import href
 from api.dashboard.playground import Playground
+from api.dashboard.processes import processes
 from api.dashboard.version_chart import version_chart, version_chart_words
 from api.dashboard.view import View
 from api.dependencies import Backend
@@ -92,6 +93,8 @@ class LearningTab(PlainTab):
             self._ratios = html()
         with section("swaps", "Weight swaps"):
             self._swaps = scroll("Swaps, newest first")
+        with section("processes", "Serving processes"):
+            self._processes = scroll("Serving processes")
         with section("metrics", "Every metric, update by update"):
             self._metrics = html()
 
@@ -99,6 +102,7 @@ class LearningTab(PlainTab):
         self._outcome.set_content(learning.outcome(view))
         self._ratios.set_content(learning.ratios(view))
         self._swaps.set_content(learning.swaps(view))
+        self._processes.set_content(processes(view))
         self._metrics.set_content(learning.metrics(await feed.updates()))
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from online_sao.errors import LifecycleError, PolicyStoreError
+from online_sao.errors import LeaseLostError, LifecycleError, PolicyStoreError, StorageError
 from online_sao.inference.engine import InferenceEngine, SwapReport
-from online_sao.models.fingerprint import ServedDigest
 from online_sao.publishing import lifecycle, rollback
-from online_sao.publishing.published import PublishedVersions
+from online_sao.publishing.published import PublishedVersions, check_digest
 from online_sao.storage.repositories import learner, policies
-from online_sao.storage.session import Database
+from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import SwapRow
 from online_sao.types import PolicyVersion, VersionState
 
@@ -44,7 +45,13 @@ class _Work:
 
 
 class Activator:
-    def __init__(self, database: Database, engine: InferenceEngine, published: PublishedVersions) -> None:
+    """``fence`` is called first in every transaction that changes what serves, and raises LeaseLostError where that is another process's business by
+    now."""
+
+    def __init__(
+        self, database: Database, engine: InferenceEngine, published: PublishedVersions, fence: Callable[[Session], Awaitable[None]] | None = None
+    ) -> None:
+        self._fence = fence
         self._database = database
         self._engine = engine
         self._published = published
@@ -74,14 +81,21 @@ class Activator:
 
     async def _fall_back(self, damaged: PolicyVersion, whole: PolicyVersion, reason: str) -> None:
         now = time.time()
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.move_version(session, damaged.version, VersionState.FAILED, now=now, reason=reason)
             await lifecycle.move_version(session, whole.version, VersionState.ACTIVE, now=now, reason=f"version {damaged.version} is damaged")
         logger.error("serving version %d in place of the damaged version %d", whole.version, damaged.version)
 
+    @asynccontextmanager
+    async def _write(self) -> AsyncIterator[Session]:
+        async with self._database.write() as session:
+            if self._fence is not None:
+                await self._fence(session)
+            yield session
+
     async def confirm_started(self, start: StartVersion) -> None:
         """Raises PolicyStoreError unless the started engine really serves the version it was told to."""
-        _check_digest(start.served_digest, await self._engine.served_digest())
+        check_digest(start.served_digest, await self._engine.served_digest())
 
     async def poll(self) -> SwapReport | None:
         """Load what waits for it, if anything does: the version of a rollback first, else the oldest new one. Returns how the swap went; None:
@@ -103,7 +117,7 @@ class Activator:
             return None  # a rollback has just abandoned it
         try:
             report = await self._engine.swap(work.version.version, folder)
-            _check_digest(work.version.served_digest, report.served_digest)
+            check_digest(work.version.served_digest, report.served_digest)
             await self._record(work, report)
         except Exception as error:
             # Whatever it was, weights that nobody vouches for must not serve a token more than they have. A dead engine serves none, and is
@@ -112,7 +126,10 @@ class Activator:
                 if self._engine.healthy:
                     await self._put_back(work.active)
             finally:
-                if isinstance(error, LifecycleError):
+                if isinstance(error, (LeaseLostError, StorageError)):
+                    # Nothing is wrong with the version. Whether it was recorded is seen when the database answers again.
+                    logger.warning("policy version %d was not activated: %s", work.version.version, error.message)
+                elif isinstance(error, LifecycleError):
                     logger.info("policy version %d was abandoned while it was being loaded: %s", work.version.version, error.message)
                 else:
                     await self._fail(work, str(error))
@@ -140,7 +157,7 @@ class Activator:
         """One transaction: the version before is RETIRED, this one ACTIVE, the swap and the end of a rollback noted. Raises LifecycleError if the
         version was abandoned by a rollback while the engine loaded it."""
         now = time.time()
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.activate(session, report.policy_version, now)
             if work.rollback_epoch is not None:
                 await policies.end_rollback(session, work.rollback_epoch, served_at=now)
@@ -156,10 +173,10 @@ class Activator:
 
     async def _put_back(self, active: PolicyVersion) -> None:
         report = await self._engine.swap(active.version, self._published.folder(active))
-        _check_digest(active.served_digest, report.served_digest)
+        check_digest(active.served_digest, report.served_digest)
 
     async def _move(self, version: int, target: VersionState, reason: str | None = None) -> None:
-        async with self._database.write() as session:
+        async with self._write() as session:
             await lifecycle.move_version(session, version, target, now=time.time(), reason=reason)
 
     async def _fail(self, work: _Work, reason: str) -> None:
@@ -173,13 +190,7 @@ class Activator:
             return
         problem = f"version {version} cannot be served ({reason}); version {work.active.version} goes on serving. Roll back to another version"
         logger.critical("the rollback failed: %s. Learning is paused.", problem)
-        async with self._database.write() as session:
+        async with self._write() as session:
             await policies.end_rollback(session, work.rollback_epoch, problem=reason)
             if (await learner.get(session, lock=True)).lineage_epoch == work.rollback_epoch:
                 await learner.pause(session, f"the rollback failed: {problem}")
-
-
-def _check_digest(expected: tuple[float, ...], served: ServedDigest) -> None:
-    # Version 0 is the base model itself: nobody published an expectation for it.
-    if expected and not served.matches(expected):
-        raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")

@@ -1,5 +1,5 @@
-"""The files of a published version, looked at before anything counts on them. Owns what makes a version's folder its own: every checksum, and that
-database and manifest speak of one publication. Knows nothing of engines."""
+"""What a version must show before and after an engine loads it: files with right checksums, of the publication that the database names, and the
+served digest that was published. Knows nothing of when."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 
 from online_sao.errors import PolicyStoreError
+from online_sao.models.fingerprint import ServedDigest
 from online_sao.publishing.policy_store import verify
 from online_sao.types import PolicyVersion
 
@@ -33,3 +34,10 @@ class PublishedVersions:
         if (manifest.version, manifest.lineage_epoch, manifest.served_digest) != (version.version, version.lineage_epoch, version.served_digest):
             raise PolicyStoreError(f"{folder} holds version {manifest.version} of another publication than the database's version {version.version}.")
         return folder
+
+
+def check_digest(expected: tuple[float, ...], served: ServedDigest) -> None:
+    """Raises PolicyStoreError unless the weights in place are those that were published."""
+    # Version 0 is the base model itself: nobody published an expectation for it.
+    if expected and not served.matches(expected):
+        raise PolicyStoreError("The served digest differs from the published one: the weights in place are not this version's.")

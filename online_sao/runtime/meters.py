@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from online_sao.inference.engine import EngineLoad, SwapReport
+from online_sao.service.chat_log import SpoolState
 from online_sao.service.chat_records import AdmittedRequest, Outcome
 from online_sao.service.evaluations import EvaluationStatus
 from online_sao.types import TrajectoryState
@@ -38,6 +39,13 @@ class Meters:
             registry=self.registry,
             buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
         )
+        self._spool_records = Gauge("online_sao_serve_spool_records", "Records of chats that wait for the database", registry=self.registry)
+        self._spool_bytes = Gauge("online_sao_serve_spool_bytes", "What the spool takes on disk", registry=self.registry)
+        self._spool_limit = Gauge("online_sao_serve_spool_limit_bytes", "Bytes at which the spool is full", registry=self.registry)
+        self._database_up = Gauge(
+            "online_sao_serve_database_up", "1 where the database answered; else what is read from it is as it was last", registry=self.registry
+        )
+        self._leading = Gauge("online_sao_serve_leading", "1 in the process that runs jobs, activation and learner", registry=self.registry)
         self._trajectories = Gauge("online_sao_data_trajectories_by_state", "Trajectories, by state", ["state"], registry=self.registry)
         self._alarms = Gauge("online_sao_alarm", "1 while the condition of this kind of alarm holds", ["kind"], registry=self.registry)
         self._evaluation = Gauge(
@@ -66,11 +74,19 @@ class Meters:
         last_update: Mapping[str, float | None],
         alarms: Mapping[str, bool],
         evaluation: EvaluationStatus | None,
+        spool: SpoolState,
+        database_up: bool,
+        leading: bool,
     ) -> bytes:
         """The exposition text. ``last_update``: the newest update's metrics by name; ``alarms``: kind → whether it holds; ``evaluation``: the newest.
 
         None, for load and version: the engine is still loading.
         """
+        self._spool_records.set(spool.records)
+        self._spool_bytes.set(spool.bytes)
+        self._spool_limit.set(spool.limit_bytes)
+        self._database_up.set(database_up)
+        self._leading.set(leading)
         if load is not None:
             self._running.set(load.running)
             self._waiting.set(load.waiting)

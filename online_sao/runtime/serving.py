@@ -1,4 +1,4 @@
-"""The composition root of the serving process: database, engine, services, jobs, learner child. Owns their order of start and end.
+"""The composition root of the serving process: database, engine, services, and what it does as a leader. Owns their order of start and end.
 
 Knows nothing of HTTP, and must never reach online_sao.learner: the learner is another process, met in the database and the policy store only.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -17,28 +15,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from online_sao.config import Settings
-from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
-from online_sao.experience.rewards import score_to_reward
+from online_sao.errors import NotReadyError, OnlineSAOError, StorageError
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
 from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
-from online_sao.publishing import lifecycle
 from online_sao.publishing.activator import Activator
+from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
-from online_sao.runtime import tensorboard
 from online_sao.runtime.clock import CautiousClock
+from online_sao.runtime.leadership import Condition, Leadership
+from online_sao.runtime.leading import LeaderWork, Leftovers
 from online_sao.runtime.meters import Meters
-from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
+from online_sao.runtime.readiness import Readiness, judge
 from online_sao.runtime.scheduler import Job, Scheduler
-from online_sao.runtime.supervisor import Supervisor
-from online_sao.runtime.tensorboard import TensorBoardLog
-from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
-from online_sao.service.chat_log import ChatLog
+from online_sao.service.chat_log import ChatLog, SpoolState
 from online_sao.service.control import ControlService
-from online_sao.service.erasure import ERASURE_SECONDS, ErasureService
+from online_sao.service.erasure import ErasureService
 from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
@@ -48,8 +43,9 @@ from online_sao.service.pinned import PinnedVersions
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
-from online_sao.storage.repositories import interactions, learner, leases, policies
+from online_sao.storage.repositories import learner, leases, policies
 from online_sao.storage.session import Database
+from online_sao.storage.spool import Spool
 from online_sao.storage.tables import PolicyVersionRow
 
 logger = logging.getLogger(__name__)
@@ -67,15 +63,18 @@ class Serving:
         self.settings = settings
         self.meters = Meters()
         self.database = Database(settings.database_url)
-        self.feedback = FeedbackService(self.database, settings)
+        self._clock = CautiousClock()
+        self._owner = leases.new_owner()
+        spool = Spool(settings.spool_dir, settings.storage.spool_bytes)
+        self._log = ChatLog(self.database, settings.reward, self._clock.latest, spool, self._owner)
+        self.feedback = FeedbackService(self.database, settings, waits=self._log.waits)
         self.interactions = InteractionService(self.database)
-        self.erasure = ErasureService(self.database)
+        self.erasure = ErasureService(self.database, settle=self._log.write_kept)
         self.history = HistoryService(self.database, settings.reward)
-        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
-        process = self._supervisor.process if self._supervisor is not None else lambda: None
-        watch = LearnerWatch(process, settings.alarms.learner_silent_seconds)
+        self._work: LeaderWork | None = None
+        """While this process leads."""
+        watch = LearnerWatch(lambda: self._work.process() if self._work is not None else None, settings.alarms.learner_silent_seconds)
         self.status = StatusService(self.database, watch=watch)
-        self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
         self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner, watch=watch)
         self.alarms = AlarmService(self.database, settings, self.control.rollback, watch=watch)
         self.evaluations = EvaluationService(self.database)
@@ -85,9 +84,14 @@ class Serving:
         self._chat: ChatService | None = None
         self._renderer: Renderer | None = None
         self._problem: str | None = "the model is being loaded"
-        self._clock = CautiousClock()
-        self._tensorboard = TensorBoardLog(self.database, settings.tensorboard_dir) if settings.learning.tensorboard else None
-        self._owner = leases.new_owner()
+        self._able = True
+        """Whether this process may lead: one whose engine cannot start must not keep others from it."""
+        self._leftovers = Leftovers(self.database, self._log, self._owner)
+        self._leadership = Leadership(
+            self.database, self._owner, shared=settings.server.shared, condition=self._condition, begin=self._lead, end=self._follow
+        )
+        self._follower: Follower | None = None
+        self._prober: Prober | None = None
         self._scheduler = Scheduler()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -108,17 +112,22 @@ class Serving:
         """Token id → (text, bytes; None for a special token); None until the model is loaded."""
         return None if self._renderer is None else self._renderer.describe_token
 
-    async def missing(self) -> dict[str, str]:
-        """What keeps the server from answering chats: part → why. Empty: it is ready."""
+    async def readiness(self) -> Readiness:
+        """Whether chats are answered now, and what is missing."""
         problem = self._problem
         if problem is None and self._engine is not None and not self._engine.healthy:
             problem = "the engine has failed"
-        found = {} if problem is None else {"engine": problem}
-        try:
-            await asyncio.wait_for(self.database.ping(), timeout=2.0)
-        except Exception as error:
-            found["database"] = f"it does not answer: {error or type(error).__name__}"
-        return found
+        return await judge(problem, self.database, self._log, self.settings.engine.default_max_tokens)
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process runs the jobs, activation and the learner."""
+        return self._leadership.leading
+
+    @property
+    def spool(self) -> SpoolState:
+        """What waits for the database."""
+        return self._log.state()
 
     async def active_version(self) -> PolicyVersionRow:
         """The version that serves, from the database: known before the engine is."""
@@ -126,38 +135,30 @@ class Serving:
             return await policies.active(session)
 
     async def start(self) -> None:
-        """Check the database, become its one serving process, and begin to load the engine. Raises ConfigurationError; nothing needs a stop then."""
+        """Check the database, become its one serving process or one of those that share it, and begin to load the engine. Raises ConfigurationError;
+        nothing needs a stop then."""
         try:
             await require_current(self.database)
-            now = time.time()
-            async with self.database.write() as session:
-                await leases.acquire(session, "serving", self._owner, now)
-                interrupted = await interactions.mark_leftovers_interrupted(session, now)
+            await self._leadership.poll()
+            # What a process that died had kept of its answers ends them; only what is then still open was interrupted.
+            await self._log.adopt()
+            if self._leadership.leading:
+                await self._leftovers.end()
         except BaseException:
+            if self._work is not None:
+                await self._work.stop()
+            self._log.close()
             await self.database.dispose()
             raise
-        if interrupted:
-            logger.warning("%d completions of a server that died were marked interrupted", interrupted)
         self._spawn(self._load())
-        for job in (
-            Job("serving lease", leases.RENEW_SECONDS, self._renew_lease),
-            Job("score deadlines", 2.0, self._expire_overdue),
-            Job("lease reaper", 5.0, self._release_lapsed),
-            Job("version retention", VERSIONS_SECONDS, self._retention.sweep_versions),
-            Job("interaction retention", INTERACTIONS_SECONDS, self._retention.sweep_interactions),
-            Job("erasure", ERASURE_SECONDS, self.erasure.finish),
-            Job("score roll-up", score_rollup.SECONDS, score_rollup.ScoreRollup(self.database).advance),
-            Job("alarms", self.settings.alarms.poll_seconds, self.alarms.check),
-        ):
-            self._scheduler.add(job)
-        if self._tensorboard is not None:
-            self._scheduler.add(Job("tensorboard", tensorboard.SECONDS, self._tensorboard.advance))
+        self._scheduler.add(Job("serving lease", self._leadership.poll_seconds, self._leadership.poll))
+        self._scheduler.add(Job("unwritten completions", 1.0, self._log.write_kept))
         self._scheduler.start()
 
     async def drain(self) -> None:
         """Admit no chat any more, and return when the running ones have ended: by themselves, or abandoned after shutdown_grace_seconds."""
-        if self._supervisor is not None:
-            self._supervisor.terminate()
+        if self._work is not None:
+            self._work.terminate()
         if self._chat is not None:
             await self._chat.close(self.settings.server.shutdown_grace_seconds)
 
@@ -165,8 +166,8 @@ class Serving:
         """End within shutdown_grace_seconds plus a few: running requests first, then jobs, engine and learner, at last the lease."""
         await self.drain()
         await self._scheduler.stop(grace_seconds=1.0)
-        if self._tensorboard is not None:
-            await self._tensorboard.close()
+        if self._work is not None:
+            await self._work.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -175,10 +176,12 @@ class Serving:
                 await asyncio.wait_for(self._engine.stop(), timeout=ENGINE_STOP_SECONDS)
             except TimeoutError:
                 logger.warning("the engine did not stop in %.1f s", ENGINE_STOP_SECONDS)
-        if self._supervisor is not None:
-            await self._supervisor.stop()
-        async with self.database.write() as session:
-            await leases.release(session, "serving", self._owner)
+        try:
+            await self._log.write_kept()
+            await self._leadership.leave()
+        except StorageError as error:
+            logger.warning("ending without the database: %s What waits for it is written at the next start.", error.message)
+        self._log.close()
         await self.database.dispose()
 
     async def _load(self) -> None:
@@ -187,6 +190,7 @@ class Serving:
             await self._load_engine()
         except Exception as error:
             self._problem = error.message if isinstance(error, OnlineSAOError) else f"the engine did not start ({type(error).__name__}: {error})"
+            self._able = False
             logger.exception("the engine did not start")
             return
         # The libraries' million objects never die: left to the collector, each full collection walks them for most of a second, the GIL held.
@@ -204,18 +208,21 @@ class Serving:
         path, renderer, base_digest = await _in_daemon_thread(prepare)
         engine = build_engine(self.settings.engine, path, policy.lora_rank)
         published = PublishedVersions(self.settings.policy_store_dir, base_digest)
-        activator = Activator(self.database, engine, published)
+        activator = Activator(self.database, engine, published, self._leadership.require)
+        follower = self._follower = Follower(self.database, engine, published)
         self._engine = engine
         self._renderer = renderer
-        await _start_engine(engine, activator)
-        log = ChatLog(self.database, self.settings.reward, self._clock.latest)
+        await self._start_engine(engine, activator, follower)
         self.pinned = PinnedVersions(self.database, published) if engine.serves_pinned else None
-        self._chat = ChatService(self.settings, engine, renderer, log, self.pinned, self.meters.completed)
-        prober = Prober(self.database, engine, renderer, self.settings.evaluation)
+        self._chat = ChatService(self.settings, engine, renderer, self._log, self.pinned, self.meters.completed)
+        prober = self._prober = Prober(self.database, engine, renderer, self.settings.evaluation, lambda: self._leadership.leading)
         self._spawn(_logged(prober.run(), "probes"))
 
-        async def activate() -> None:
-            report = await activator.poll()
+        async def keep_version() -> None:
+            """On the ACTIVE version first, whoever activated it; then, as the leader, on what waits to become that."""
+            report = await follower.poll()
+            if report is None and self._leadership.leading:
+                report = await activator.poll()
             if report is not None:
                 self.meters.swapped(report)
                 prober.version_changed()
@@ -224,67 +231,54 @@ class Serving:
             if not engine.healthy:
                 self._problem = "the engine has failed and is being started again"
                 await engine.stop()
-                await _start_engine(engine, activator)
+                await self._start_engine(engine, activator, follower)
                 self._problem = None
                 prober.version_changed()
                 logger.warning("the engine serves again")
 
-        self._scheduler.add(Job("policy activation", 0.5, activate))
+        self._scheduler.add(Job("policy activation", 0.5, keep_version))
         self._scheduler.add(Job("engine health", 1.0, revive))
-        self._scheduler.add(Job("unwritten completions", 2.0, log.write_kept))
-        if self._supervisor is not None:
-            # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
-            self._scheduler.add(Job("learner supervision", 1.0, self._supervise))
+        if self._work is not None:
+            self._work.supervise()
 
-    def _wake_learner(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.retry()
+    async def _start_engine(self, engine: InferenceEngine, activator: Activator, follower: Follower) -> None:
+        """On the active version, and sure of it. Raises PolicyStoreError, ConfigurationError or EngineError."""
+        start = await (activator if self._leadership.leading else follower).start_version()
+        await engine.start(start.policy_version, start.adapter_dir)
+        await activator.confirm_started(start)
 
-    async def _supervise(self) -> None:
-        """Keep the learner alive; once it has given up, see that its row says so: one that cannot read its settings could not write it."""
-        assert self._supervisor is not None
-        before = self._supervisor.gave_up
-        await self._supervisor.poll()
-        if not self._supervisor.gave_up or before:
+    async def _lead(self) -> None:
+        work = LeaderWork(self.settings, self.database, self._clock, self.alarms, self.erasure, self._leftovers, lambda: self._leadership.leading)
+        work.start()
+        if self._chat is not None:
+            work.supervise()
+        if self._prober is not None:
+            self._prober.version_changed()  # nobody else evaluates it now
+        self._work = work
+
+    async def _follow(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            await work.stop()
+
+    def _condition(self) -> Condition:
+        engine, follower = self.engine, self._follower
+        problem = self._problem or (follower.problem if follower is not None else None)
+        return Condition(None if engine is None else engine.policy_version, problem, self._log.state().records, self._able)
+
+    async def _wake_learner(self) -> None:
+        if self._work is not None:
+            self._work.wake_learner()
             return
+        # The leader is another process: one that has given up sees that its last word does not stand any more.
         async with self.database.write() as session:
-            row = await learner.get(session)
-            why = row.detail if row.phase == "stopped" and row.detail else "it cannot start; its last lines in the log say why"
-            await learner.heartbeat(session, phase="stopped", detail=why, pid=None, now=time.time())
-
-    async def _renew_lease(self) -> None:
-        try:
-            async with self.database.write() as session:
-                await leases.renew(session, "serving", self._owner, time.time())
-        except LeaseLostError as error:
-            logger.critical("%s Ending: two serving processes on one database would undo each other's work.", error.message)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    async def _expire_overdue(self) -> None:
-        reward = self.settings.reward
-        default = None
-        if reward.default_score is not None:
-            default = score_to_reward(reward.default_score, reward.score_min, reward.score_max)
-        async with self.database.write() as session:
-            await lifecycle.expire_overdue(session, self._clock(), default)
-
-    async def _release_lapsed(self) -> None:
-        async with self.database.write() as session:
-            released = await lifecycle.release_lapsed(session, self._clock())
-        if released:
-            logger.warning("%d trajectories of a lapsed claim are back in the queue", released)
+            if (await learner.get(session)).phase == "stopped":
+                await learner.heartbeat(session, phase="starting", detail="asked to start again", pid=None, now=time.time())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:
-    """On the active version, and sure of it. Raises PolicyStoreError, ConfigurationError or EngineError."""
-    start = await activator.start_version()
-    await engine.start(start.policy_version, start.adapter_dir)
-    await activator.confirm_started(start)
 
 
 async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from online_sao.config import Settings
@@ -127,11 +127,11 @@ class ChatService:
                 pinned=pinned,
                 not_trainable_reason=sampling.not_trainable_reason() if command.store else "store_false",
             )
-            rows = await self._log.open(request)
+            await self._log.open(request)
         except BaseException:
             self._active -= command.n
             raise
-        return self._begin(request, rows)
+        return self._begin(request)
 
     async def close(self, grace_seconds: float) -> None:
         """Admit nobody any more; give running requests ``grace_seconds`` to end, then abandon them and wait until their rows are written."""
@@ -197,7 +197,7 @@ class ChatService:
             raise OverloadedError(f"All {capacity} places for completions are taken; try again in {wait} s.", retry_after=wait)
         self._active += n
 
-    def _begin(self, request: AdmittedRequest, rows: Sequence[int]) -> ChatRun:
+    def _begin(self, request: AdmittedRequest) -> ChatRun:
         run = ChatRun(request)
         self._runs.add(run)
 
@@ -208,22 +208,22 @@ class ChatService:
             if not run.unfinished:
                 self._runs.discard(run)
 
-        for choice, row in enumerate(rows):
+        for choice in range(request.command.n):
             decoder = StreamDecoder(self._renderer, request.sampling.stop)
             sampler = ChoiceSampler(self._engine, decoder, request, choice, self._renderer.eos_token_ids)
             run.samplers.append(sampler)
-            task = asyncio.create_task(self._serve_choice(run, choice, row, sampler), name=f"serve {request.completion_id}-{choice}")
+            task = asyncio.create_task(self._serve_choice(run, choice, sampler), name=f"serve {request.completion_id}-{choice}")
             self._tasks.add(task)
             task.add_done_callback(done)
         return run
 
-    async def _serve_choice(self, run: ChatRun, choice: int, row: int, sampler: ChoiceSampler) -> None:
+    async def _serve_choice(self, run: ChatRun, choice: int, sampler: ChoiceSampler) -> None:
         """Sample one choice and complete its row, whatever happens; then tell whoever still listens."""
         tell = run.events_queue.put_nowait
         teller = self._teller(run.request.command, choice, tell)
         try:
             outcome = await sampler.run(teller.piece)
-            reason = await self._log.complete(row, run.request, outcome)
+            reason = await self._log.complete(run.request, choice, outcome)
         except StorageError as error:
             logger.error("%s choice %d could not be written yet: %s", run.request.completion_id, choice, error.message)
             tell(error)

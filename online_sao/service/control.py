@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,6 +61,9 @@ class PolicyDetail:
     rollback: RollbackStatus | None
 
 
+async def _nobody_to_wake() -> None: ...
+
+
 class ControlService:
     """``store``: the policy store's folder, for checking files before a rollback. ``clock`` returns Unix seconds. ``wake`` is called after whatever
     may let a learner that has given up work again. ``watch``: what this server has seen of the learner."""
@@ -71,7 +74,7 @@ class ControlService:
         store: Path,
         clock: Callable[[], float] = time.time,
         *,
-        wake: Callable[[], None] = lambda: None,
+        wake: Callable[[], Awaitable[None]] = _nobody_to_wake,
         watch: LearnerWatch | None = None,
     ) -> None:
         self._database = database
@@ -92,7 +95,7 @@ class ControlService:
         async with self._database.write() as session:
             await learner.resume(session)
             status = learner_status(await learner.get(session), self._clock(), self._watch)
-        self._wake()
+        await self._wake()
         return status
 
     async def learner(self) -> LearnerStatus:
@@ -127,7 +130,7 @@ class ControlService:
             done.expired_trajectories,
             "goes on from there" if resume else "is paused",
         )
-        self._wake()
+        await self._wake()
         return detail
 
     async def policy(self, version: int) -> PolicyDetail:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from online_sao.errors import CompletionNotFoundError, StorageError
 from online_sao.publishing import lifecycle
@@ -22,17 +22,23 @@ ERASURE_SECONDS = 5.0
 RETENTION = "erased: older than retention.interactions_days"
 
 
-class ErasureService:
-    """``clock`` returns Unix seconds."""
+async def _nothing_waits() -> None: ...
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+
+class ErasureService:
+    """``clock`` returns Unix seconds. ``settle`` brings what was logged elsewhere into the database, where it can be erased; it raises StorageError
+    where it cannot."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time, settle: Callable[[], Awaitable[None]] = _nothing_waits) -> None:
         self._database = database
         self._clock = clock
+        self._settle = settle
         self._unfinished = True
         """The files may still hold what is erased. At a start too: the process before may have ended in between."""
 
     async def erase_completion(self, completion_id: str) -> int:
         """Erase all choices of a completion. Returns how many. Raises CompletionNotFoundError. Erasing twice is no error."""
+        await self._settle()
         async with self._database.write() as session:
             rows = await interactions.by_completion(session, completion_id, lock=True)
             if not rows:
@@ -43,6 +49,7 @@ class ErasureService:
 
     async def erase_user(self, user: str) -> int:
         """Erase everything logged under ``user``. Returns how many interactions; 0 for a user who has none, or none any more."""
+        await self._settle()
         async with self._database.write() as session:
             erased = await self._erase(session, await interactions.by_user(session, user, lock=True))
         await self._finish_now()

@@ -20,12 +20,13 @@ from online_sao.errors import (
     InvalidRequestError,
     InvalidScoreError,
     LifecycleError,
+    StorageError,
     UnsupportedFeatureError,
 )
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
 from online_sao.service.receipts import Receipt, derive, receipts_of
-from online_sao.storage.repositories import feedback, interactions, trajectories
+from online_sao.storage.repositories import feedback, instances, interactions, leases, trajectories
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import FeedbackRow, TrajectoryRow
@@ -68,18 +69,21 @@ class _Score:
 
 
 class FeedbackService:
-    """``clock`` returns Unix seconds."""
+    """``clock`` returns Unix seconds. ``waits``: whether a completion is logged, but not yet where scores can find it."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, clock: Callable[[], float] = time.time, waits: Callable[[str], bool] = lambda _id: False
+    ) -> None:
         self._database = database
         self._settings = settings.reward
         self._clock = clock
+        self._waits = waits
 
     async def submit(self, submission: FeedbackSubmission) -> tuple[Receipt, bool]:
         """Record a score. Returns its receipt and whether a new score was recorded (False: an equal one stands already).
 
-        Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError, and
-        UnsupportedFeatureError for an episode.
+        Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError,
+        UnsupportedFeatureError for an episode, and StorageError where the score was not kept.
         """
         score = _checked(submission, self._settings)
         try:
@@ -98,10 +102,12 @@ class FeedbackService:
         raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
 
     async def _record(self, score: _Score) -> tuple[Receipt, bool]:
-        async with self._database.write() as session:
+        async with self._database.promptly(), self._database.write() as session:
             standing = await self._replayed(session, score)
             if standing is None:
                 target = await feedback.target(session, score.completion_id, score.choice)
+                if target is None and self._waits(score.completion_id):
+                    raise StorageError("The completion is still on its way into the database, which was away. Send the score again.", retry_after=1)
                 if target is None:
                     raise await _no_target(session, score)
                 row = self._row(target, score)
@@ -190,8 +196,10 @@ async def _reward(session: Session, trajectory: TrajectoryRow, scores: list[Feed
         await trajectories.replace_reward(session, trajectory.id, reward, now)
 
 
-async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError:
+async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError | StorageError:
     choices = len(await interactions.by_completion(session, score.completion_id))
+    if not choices and await instances.others_may_hold_more(session, await leases.database_clock(session)):
+        return StorageError("The completion may still be in another server's spool: the database was away. Send the score again.", retry_after=2)
     if not choices:
         return CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
     numbers = "choice 0" if choices == 1 else f"choices 0 to {choices - 1}"

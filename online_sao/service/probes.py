@@ -13,12 +13,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from online_sao.config import EvaluationSettings
-from online_sao.errors import EngineError
+from online_sao.errors import EngineError, StorageError
 from online_sao.inference.engine import EngineRequest, InferenceEngine
 from online_sao.inference.renderer import Renderer
 from online_sao.service.evaluation_material import CHECK_PROMPTS, PROMPTS, TEXT
@@ -52,13 +52,22 @@ class _Sampled:
 
 
 class Prober:
-    """``run`` beside everything else; ``version_changed`` after every swap and every start of the engine."""
+    """``run`` beside everything else; ``version_changed`` after every swap and every start of the engine. ``evaluates``: whether this process is the
+    one that evaluates; all of them sample probes."""
 
-    def __init__(self, database: Database, engine: InferenceEngine, renderer: Renderer, settings: EvaluationSettings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        engine: InferenceEngine,
+        renderer: Renderer,
+        settings: EvaluationSettings,
+        evaluates: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._database = database
         self._engine = engine
         self._renderer = renderer
         self._settings = settings
+        self._evaluates = evaluates
         self._changed = asyncio.Event()
         self._next_evaluation = 0.0
 
@@ -75,7 +84,7 @@ class Prober:
             except _ReplacedError:
                 logger.info("probes of version %d given up: it was replaced while they were sampled", version)
                 continue
-            except EngineError as error:
+            except (EngineError, StorageError) as error:
                 logger.warning("probes of version %d could not be sampled: %s", version, error.message)
                 again = RETRY_SECONDS
             except Exception:
@@ -107,7 +116,7 @@ class Prober:
             await probes.insert(session, rows)
         async with self._database.read() as session:
             known = await evaluations.get(session, version)
-        if self._settings.enabled and known is None:
+        if self._settings.enabled and known is None and self._evaluates():
             await self._evaluate(version, checks)
 
     async def _evaluate(self, version: int, checks: Sequence[_Sampled]) -> None:

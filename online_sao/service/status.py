@@ -13,11 +13,11 @@ from typing import Any
 from online_sao.service.alarms import AlarmStatus, alarm_status
 from online_sao.service.learner_watch import LearnerWatch, Presence
 from online_sao.service.score_statistics import Delay, delay_of, mean_interval
-from online_sao.storage.repositories import alarms, learner, overview, policies, score_rollups, trajectories, updates
+from online_sao.storage.repositories import alarms, instances, learner, overview, policies, score_rollups, trajectories, updates
 from online_sao.storage.repositories.overview import ScorePoint
 from online_sao.storage.repositories.score_rollups import HOUR, Key, Sums
 from online_sao.storage.session import Database, Session
-from online_sao.storage.tables import LearnerRow, PolicyVersionRow, SwapRow, UpdateRow
+from online_sao.storage.tables import LearnerRow, PolicyVersionRow, ServingInstanceRow, SwapRow, UpdateRow
 from online_sao.types import TrajectoryState, VersionState
 
 COVERAGE_HOURS = 24
@@ -102,6 +102,21 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One serving process, by its own word ``heartbeat_age`` seconds ago. ``policy_version``: what its engine samples from; None: it is loading.
+    ``problem``: why it does not serve the active version, or nothing. ``spool_records``: what it has still to write to the database."""
+
+    host: str
+    pid: int
+    leading: bool
+    policy_version: int | None
+    problem: str | None
+    spool_records: int
+    started_at: float
+    heartbeat_age: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """Everything at one moment. ``versions`` and ``swaps`` are newest first, ``scores`` oldest first; ``total_scores`` counts those not shown too."""
 
@@ -120,6 +135,8 @@ class StatusSnapshot:
     alarms: tuple[AlarmStatus, ...]
     """Those open now, newest first."""
     delay: Delay | None = None
+    processes: tuple[ProcessStatus, ...] = ()
+    """The serving processes of this database, the longest serving first."""
 
 
 class StatusService:
@@ -152,6 +169,7 @@ class StatusService:
                 total_scores=(await score_rollups.overall(session, tail)).scores,
                 coverage=await _coverage(session, as_of, tail),
                 delay=delay_of([point.delay for point in points]),
+                processes=tuple(_process_status(row, as_of) for row in await instances.all_rows(session)),
             )
 
 
@@ -190,6 +208,20 @@ def _version_status(row: PolicyVersionRow, sums: Sums) -> VersionStatus:
         mean_score=mean,
         scores=sums.scores,
         score_interval=None if mean is None or variance is None else mean_interval(mean, variance, sums.scores),
+    )
+
+
+def _process_status(row: ServingInstanceRow, as_of: float) -> ProcessStatus:
+    host, pid, _ = row.owner.rsplit(":", 2)
+    return ProcessStatus(
+        host=host,
+        pid=int(pid),
+        leading=row.leading,
+        policy_version=row.policy_version,
+        problem=row.problem,
+        spool_records=row.spool_records,
+        started_at=row.started_at,
+        heartbeat_age=max(0.0, as_of - row.heartbeat_at),
     )
 
 

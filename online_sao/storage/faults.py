@@ -60,8 +60,9 @@ def storage_error(error: Exception) -> StorageError | None:
     if isinstance(error, PoolTimeoutError):
         return StorageError(_BUSY.format("no connection was free in time"), retry_after=RETRY_SECONDS)
     if isinstance(error, OSError):
-        # What asyncpg raises while it connects.
-        return StorageError(_AWAY.format(error), retry_after=RETRY_SECONDS) if isinstance(error, ConnectionError) else None
+        # What asyncpg raises while it connects, and what waiting for an answer ends with.
+        known = isinstance(error, (ConnectionError, TimeoutError))
+        return StorageError(_AWAY.format(str(error) or "no answer in time"), retry_after=RETRY_SECONDS) if known else None
     assert isinstance(error, DBAPIError)
     cause = error.orig
     code = getattr(cause, "sqlite_errorcode", None)

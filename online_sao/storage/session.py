@@ -28,6 +28,9 @@ _BEGIN = "online_sao_sqlite_begin"
 _BUSY_TIMEOUT_MS = 30_000
 _READERS_TIMEOUT_MS = 500
 """What emptying the write-ahead log waits for readers. Writers wait meanwhile."""
+_ANSWER_SECONDS = 10.0
+"""What a PostgreSQL server is given to take a connection, or a transaction that somebody waits for: one that is frozen, or behind a dead line,
+refuses nothing."""
 # A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
 _POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120}
 
@@ -78,7 +81,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
 
 def _create_postgresql_engine(url: str) -> AsyncEngine:
     try:
-        engine = create_async_engine(url, pool_pre_ping=True, **_POOL)
+        engine = create_async_engine(url, pool_pre_ping=True, connect_args={"timeout": _ANSWER_SECONDS}, **_POOL)
     except ModuleNotFoundError as error:
         raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
 
@@ -134,6 +137,16 @@ class Database:
         """
         async with as_storage_errors(), self._turn, self._writing() as session, session.begin():
             yield session
+
+    @asynccontextmanager
+    async def promptly(self) -> AsyncIterator[None]:
+        """Inside, a PostgreSQL server that gives no answer in _ANSWER_SECONDS is a StorageError like one that refuses; whether it has committed is
+        not known then. SQLite says by itself, after 30 s, that its file is locked by another process."""
+        if self.dialect == "sqlite":
+            yield
+            return
+        async with as_storage_errors(), asyncio.timeout(_ANSWER_SECONDS):
+            yield
 
     async def ping(self) -> None:
         """Raises what the driver raises when the database cannot be reached."""

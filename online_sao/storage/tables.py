@@ -66,6 +66,8 @@ class InteractionRow(Base):
     completed_at: Mapped[float | None] = mapped_column(Float)
     erased_at: Mapped[float | None] = mapped_column(Float)
     """When its texts and tokens were removed on request or by retention. Then ``stored`` is False too."""
+    served_by: Mapped[str | None] = mapped_column(String(128))
+    """The serving process that generates or generated it, as it names itself in leases."""
 
 
 class FeedbackRow(Base):
@@ -296,6 +298,24 @@ class LearnerRow(Base):
     detail: Mapped[str | None] = mapped_column(Text)
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     pid: Mapped[int | None] = mapped_column(Integer)
+
+
+class ServingInstanceRow(Base):
+    """One serving process, by its own word. Gone when it ended, or was found dead."""
+
+    __tablename__ = "serving_instances"
+
+    owner: Mapped[str] = mapped_column(String(128), primary_key=True)
+    """As in leases: host:pid:uuid."""
+    leading: Mapped[bool] = mapped_column(Boolean)
+    policy_version: Mapped[int | None] = mapped_column(Integer)
+    """What its engine samples from. Null: it is still loading."""
+    problem: Mapped[str | None] = mapped_column(Text)
+    """Why it does not serve the active version, or nothing at all."""
+    spool_records: Mapped[int] = mapped_column(Integer)
+    """Records of chats that it has still to write to the database."""
+    started_at: Mapped[float] = mapped_column(Float)
+    heartbeat_at: Mapped[float] = mapped_column(Float)
 
 
 class LeaseRow(Base):

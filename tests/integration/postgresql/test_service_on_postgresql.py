@@ -1,27 +1,17 @@
-"""The whole service on a real PostgreSQL server: chat, score, update, swap, rollback, erasure; and a database that goes away and comes back."""
+"""The whole service on a real PostgreSQL server: chat, score, update, swap, rollback, erasure."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-import asyncpg
-import httpx
 import pytest
 from databases import PostgreSQL
-from server_process import Server, until, user
+from server_process import Server, until
+from service_calls import call, chat, rows, score
 
 BATCH = 4
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgreSQL]:
-    server = PostgreSQL()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -36,29 +26,6 @@ def server(postgresql: PostgreSQL, tmp_path) -> Iterator[Server]:
     yield server
     if server.process is not None and server.process.poll() is None:
         server.stop()
-
-
-def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=60, **given)
-
-
-def chat(server: Server, name: str = "ada") -> httpx.Response:
-    return call(server, "POST", "/v1/chat/completions", json={"model": "tiny", "messages": user(), "max_tokens": 8, "user": name})
-
-
-def score(server: Server, completion_id: str) -> dict[str, Any]:
-    return call(server, "POST", "/v1/feedback", json={"completion_id": completion_id, "value": 1.0}).raise_for_status().json()
-
-
-def rows(server: Server, query: str) -> list[Any]:
-    async def fetch() -> list[Any]:
-        connection = await asyncpg.connect(server.environment["ONLINE_SAO_STORAGE__DATABASE_URL"].replace("+asyncpg", ""))
-        try:
-            return list(await connection.fetch(query))
-        finally:
-            await connection.close()
-
-    return asyncio.run(fetch())
 
 
 def test_from_a_score_to_live_and_back(server: Server) -> None:
@@ -77,30 +44,12 @@ def test_from_a_score_to_live_and_back(server: Server) -> None:
     assert {status(receipt) for receipt in receipts} == {"rolled_back"}
 
     assert call(server, "DELETE", "/v1/interactions", params={"user": "ada"}).json()["deleted"] is True
-    assert rows(server, "SELECT count(*) FROM interactions WHERE text IS NOT NULL")[0][0] == 0
+    assert rows(server, "SELECT count(*) FROM interactions WHERE text IS NOT NULL")[0]["count"] == 0
     page = call(server, "GET", "/dashboard", follow_redirects=True)
     assert page.status_code == 200
     server.stop()
     server.start()
     assert chat(server).json()["system_fingerprint"] == "tiny@v0"
-
-
-def test_a_database_that_goes_away_is_said_and_comes_back_without_a_restart(server: Server, postgresql: PostgreSQL) -> None:
-    before = chat(server).raise_for_status().json()["id"]
-    receipt = score(server, before)["id"]
-    postgresql.crash()
-    try:
-        until(lambda: call(server, "GET", "/readyz").status_code == 503, seconds=30, what="not ready")
-        refused = chat(server)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
-        assert int(refused.headers["Retry-After"]) > 0
-    finally:
-        postgresql.come_back()
-    until(lambda: call(server, "GET", "/readyz").status_code == 200, seconds=60, what="ready again")
-    assert chat(server).status_code == 200
-    assert call(server, "GET", f"/v1/feedback/{receipt}").json()["id"] == receipt, "what was acknowledged is there"
-    assert server.process is not None
-    assert server.process.poll() is None
 
 
 def test_migrations_by_the_command_line(postgresql: PostgreSQL, tmp_path) -> None:
