@@ -12,4 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--database", choices=("sqlite", "postgresql"), default="sqlite", help="what tests/unit keeps rows in; postgresql: a server of its own"
     )
-    parser.addoption("--engine", choices=("transformers", "vllm"), default="transformers", help="which engine the contract's tests start")
+    parser.addoption(
+        "--engine",
+        choices=("transformers", "vllm", "pool"),
+        default="transformers",
+        help="which engine the contract's tests start; pool: two replicas of the embedded one",
+    )
