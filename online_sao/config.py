@@ -95,6 +95,12 @@ class ClusterSettings(_Group):
     replica_gpus: float = Field(0.0, ge=0)
     """GPUs a replica reserves, and is shown."""
 
+    @model_validator(mode="after")
+    def _replicas_are_asked_for(self) -> ClusterSettings:
+        if self.ray_address is not None and not self.replicas:
+            raise ValueError("cluster.ray_address is given, and cluster.replicas is 0: say how many engines shall run there (--replicas)")
+        return self
+
 
 class RewardSettings(_Group):
     score_min: float = 0.0

@@ -55,7 +55,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENGINE_STOP_SECONDS = 2.0
-"""What the engine is given to stop at shutdown before the process ends without it."""
+"""What the engine is given to stop at shutdown before the process ends without it …"""
+CLUSTER_STOP_SECONDS = 8.0
+"""… and what a pool of replicas is, whose cluster ends with it."""
 
 
 class Serving:
@@ -108,7 +110,7 @@ class Serving:
         """What keeps the server from answering chats: part → why. Empty: it is ready."""
         problem = self._problem
         if problem is None and self._engine is not None and not self._engine.healthy:
-            problem = "the engine has failed"
+            problem = "no engine replica serves; they are being started again" if self._engine.recovering else "the engine has failed"
         found = {} if problem is None else {"engine": problem}
         try:
             await asyncio.wait_for(self.database.ping(), timeout=2.0)
@@ -167,10 +169,11 @@ class Serving:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._engine is not None:
+            seconds = CLUSTER_STOP_SECONDS if self.settings.cluster.replicas else ENGINE_STOP_SECONDS
             try:
-                await asyncio.wait_for(self._engine.stop(), timeout=ENGINE_STOP_SECONDS)
+                await asyncio.wait_for(self._engine.stop(), timeout=seconds)
             except TimeoutError:
-                logger.warning("the engine did not stop in %.1f s", ENGINE_STOP_SECONDS)
+                logger.warning("the engine did not stop in %.1f s", seconds)
         if self._supervisor is not None:
             await self._supervisor.stop()
         async with self.database.write() as session:
@@ -198,7 +201,7 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await _in_daemon_thread(prepare)
-        engine = build_engine(self.settings.engine, path)
+        engine = _build_engine(self.settings, path)
         activator = Activator(self.database, engine, self.settings.policy_store_dir, base_digest)
         self._engine = engine
         self._renderer = renderer
@@ -215,7 +218,7 @@ class Serving:
                 prober.version_changed()
 
         async def revive() -> None:
-            if not engine.healthy:
+            if not engine.healthy and not engine.recovering:
                 self._problem = "the engine has failed and is being started again"
                 await engine.stop()
                 await _start_engine(engine, activator)
@@ -272,6 +275,15 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _build_engine(settings: Settings, model_path: Path) -> InferenceEngine:
+    if not settings.cluster.replicas:
+        return build_engine(settings.engine, model_path)
+    # Imported here: only those who want replicas install Ray.
+    from online_sao.runtime.cluster.replicas import build_pool
+
+    return build_pool(settings)
 
 
 async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:

@@ -39,7 +39,12 @@ def build_pool(settings: Settings) -> EnginePool:
     cluster, engine = settings.cluster, settings.engine
     if cluster.ray_address is None and engine.threads == 0:
         engine = engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // cluster.replicas)})
-    return pool_of(cluster, engine, settings.policy)
+    policy = settings.policy
+    folder = Path(policy.model).expanduser()
+    if folder.is_dir():
+        # Replicas have another working directory.
+        policy = policy.model_copy(update={"model": str(folder.absolute())})
+    return pool_of(cluster, engine, policy)
 
 
 def pool_of(cluster: ClusterSettings, engine: EngineSettings, policy: PolicySettings) -> EnginePool:

@@ -120,6 +120,8 @@ class Session:
                     "address as host:port, and put its token (~/.ray/auth_token) on every machine. See docs/operations.md."
                 ) from error
             return []
+        # Ray would run its workers behind everything else on the machine, the learner included.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         before = {process.pid for process in psutil.Process().children(recursive=True)}
         # Never that of RAY_ADDRESS: without an address, the cluster is this service's own and ends with it.
         ray.init(
