@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -53,7 +54,7 @@ class AdapterAbsentError(OnlineSAOError):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    pid: int
+    place: str
     max_top_logprobs: int
 
 
@@ -82,7 +83,7 @@ class EngineHost:
         if self._engine is None:
             self._engine = await asyncio.to_thread(self._build)
         await self._engine.start(policy_version, folder)
-        return Started(os.getpid(), self._engine.max_top_logprobs)
+        return Started(f"process {os.getpid()} on {socket.gethostname()}", self._engine.max_top_logprobs)
 
     async def swap(self, policy_version: int, adapter: Adapter | None, files: Mapping[str, bytes] | None) -> SwapReport:
         return await self._started().swap(policy_version, await self._folder_of(policy_version, adapter, files))

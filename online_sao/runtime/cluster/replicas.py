@@ -120,7 +120,7 @@ class RayReplica:
         finally:
             saying.cancel()
         self.max_top_logprobs = started.max_top_logprobs
-        self.place = f"process {started.pid}"
+        self.place = started.place
         self._fetching = asyncio.create_task(self._fetch(), name=f"fetch from engine replica {self._number}")
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
