@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm check format install install-vllm clean browser
+.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm test-pool check format install install-vllm clean browser
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,11 @@ test-postgresql: install
 # The engine contract over vLLM. One event loop: a started vLLM is used by test after test, and belongs to the loop it was started on.
 test-vllm: install-vllm
 	$(BIN)/python -m pytest tests/integration/engine tests/integration/vllm --engine vllm -W default \
+	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
+
+# The engine contract over two replicas in a Ray cluster, as for vLLM: what has been started is used again.
+test-pool: install
+	$(BIN)/python -m pytest tests/integration/engine/test_engine_contract.py tests/integration/engine/test_engine_options.py --engine pool -W default \
 	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
 
 check: install

@@ -26,7 +26,7 @@ from online_sao.runtime.cluster.session import Session
 
 logger = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 20.0
+SILENCE_SECONDS = 30.0
 """A replica that answers nothing for so long, though it owes a sign of life every second, is given up."""
 PLACEMENT_SECONDS = 30.0
 """After so long without a place in the cluster, and again and again, it is said."""
