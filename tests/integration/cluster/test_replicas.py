@@ -119,7 +119,7 @@ async def test_files_that_are_not_on_the_replicas_machine_are_sent(
 
 
 async def test_without_its_cluster_it_is_started_again_whole(pool: EnginePool) -> None:
-    """Ray would end this process a minute after its head has gone."""
+    """Ray would end this process some seconds after its head has gone."""
     await until(lambda: all_serve(pool))
     next(process for process in psutil.Process().children(recursive=True) if process.name() == "gcs_server").kill()
     await until(lambda: not pool.healthy and not pool.recovering, seconds=30)
