@@ -1,7 +1,7 @@
 """The InferenceEngine contract over several engines, each in a process of its own. Owns which replica answers, what becomes of the requests of one
 that dies, its replacement, and swaps that go through the replicas one after the other.
 
-A replica is met through the small protocol below; where it runs and how it is reached is its source's business. Every replica admitted has been
+A replica is met through a small protocol (replica.py); where it runs and how it is reached is its source's business. Every replica admitted has been
 verified: its served digest is that of the others, after its start and after every swap. Knows nothing of Ray, chat, storage or how versions come
 about."""
 
@@ -14,58 +14,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from online_sao.errors import EngineError, OnlineSAOError, ReplicaLostError
 from online_sao.inference.engine import EngineLoad, EngineRequest, ReplicaStatus, SwapReport, TokenDelta
+from online_sao.inference.replica import Replica, ReplicaSource
 from online_sao.models.fingerprint import matches
 
 logger = logging.getLogger(__name__)
 
 LONGEST_DELAY_SECONDS = 60.0
 """Between two attempts to start a replica that does not come up; the first wait is a second."""
-
-
-class Replica(Protocol):
-    """One engine somewhere else. Its calls are those of InferenceEngine, and raise ReplicaLostError once its process or its engine has ended: then
-    only ``stop`` is left to call."""
-
-    @property
-    def place(self) -> str:
-        """Where it runs, for people. Known once started."""
-
-    @property
-    def max_top_logprobs(self) -> int: ...
-
-    async def start(self, policy_version: int, adapter_dir: Path | None) -> None: ...
-
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]: ...
-
-    async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport: ...
-
-    async def score_text(self, token_ids: Sequence[int]) -> list[float]: ...
-
-    async def served_digest(self) -> tuple[float, ...]: ...
-
-    async def ended(self) -> str:
-        """Returns, saying why, when a started replica can serve no longer."""
-
-    async def stop(self) -> None:
-        """End its process. Whoever still waits for it gets ReplicaLostError. At any time, as often as one likes."""
-
-
-class ReplicaSource(Protocol):
-    """Where replicas come from. ``open`` before the first, ``close`` after the last; again if need be."""
-
-    async def open(self) -> None: ...
-
-    @property
-    def problem(self) -> str | None:
-        """Why no replica can come from here until it is closed and opened again. None: they can."""
-
-    async def create(self, number: int) -> Replica: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ def pool_of(cluster: ClusterSettings, engine: EngineSettings, policy: PolicySett
 
 
 class RaySource:
-    """A pool.ReplicaSource: actors in the cluster that the settings name."""
+    """A ReplicaSource: actors in the cluster that the settings name."""
 
     def __init__(self, settings: ClusterSettings, spec: HostSpec) -> None:
         self._settings = settings
@@ -98,7 +98,7 @@ class RaySource:
 
 
 class RayReplica:
-    """A pool.Replica: one actor. ``start`` once."""
+    """A Replica: one actor. ``start`` once."""
 
     def __init__(self, actor: Any, number: int, session: Session, store: _AdapterStore, settings: ClusterSettings) -> None:
         self._actor = actor

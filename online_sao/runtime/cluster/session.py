@@ -26,7 +26,7 @@ T = TypeVar("T")
 OBJECT_STORE_BYTES = 80 * 2**20
 """Of a local cluster: next to the smallest that Ray takes. There, replicas read what they need from the disk."""
 _PILLARS = ("gcs_server", "raylet")
-"""The processes without which a local cluster is none."""
+"""The processes without which a local cluster is none. Ray ends the process that uses it a minute after it has lost the first."""
 
 
 class Session:
@@ -122,9 +122,6 @@ class Session:
             return []
         # Ray would run its workers behind everything else on the machine, the learner included.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        # One of Ray's helpers looks for the head for so long, a minute by default, before it ends. It is also what this process has to leave a
-        # cluster that has lost its head (``problem``) before Ray ends it.
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
         before = {process.pid for process in psutil.Process().children(recursive=True)}
         # Never that of RAY_ADDRESS: without an address, the cluster is this service's own and ends with it.
         ray.init(
