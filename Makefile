@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm check format install install-vllm clean browser
+.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm test-pool check format install install-vllm clean browser
 
 install: $(VENV)/.installed
 
@@ -43,7 +43,7 @@ demo: install
 
 test: test-unit test-postgresql browser
 	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
-	$(MAKE) test-vllm
+	$(MAKE) test-pool test-vllm
 
 # Two at a time; a worker whose torch took both cores would only be in the other's way.
 test-unit: install
@@ -59,6 +59,11 @@ ON_VLLM := tests/integration/engine tests/integration/vllm -W default -o asyncio
 test-vllm: install-vllm
 	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm $(ARGS)
 	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm-adapter $(ARGS)
+
+# The engine contract over two replicas in a Ray cluster, as for vLLM: what has been started is used again.
+test-pool: install
+	$(BIN)/python -m pytest tests/integration/engine/test_engine_contract.py tests/integration/engine/test_engine_options.py --engine pool -W default \
+	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

@@ -79,6 +79,12 @@ def serve(
     engine: Annotated[
         str | None, typer.Option(help="Inference engine: 'transformers' (embedded) or 'vllm' (installed apart). [default: transformers]")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Engines, each a process of its own in a Ray cluster (extra 'ray'). [default: 0, one engine inside the server]")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join, host:port of its head. [default: one of the server's own, on this machine]")
+    ] = None,
     no_learner: Annotated[bool, typer.Option("--no-learner", help="Serve and keep scores, but start no learner beside the server.")] = False,
     shared: Annotated[
         bool, typer.Option("--shared", help="Serve beside other servers on one PostgreSQL database; one of them runs the learner.")
@@ -92,6 +98,7 @@ def serve(
         storage={"data_dir": data_dir},
         policy={"model": model},
         engine={"kind": engine},
+        cluster={"replicas": replicas, "ray_address": ray_address},
         learning={"enabled": False if no_learner else None},
     )
     from online_sao.launch import launch

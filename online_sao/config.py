@@ -75,7 +75,7 @@ class EngineSettings(_Group):
     adapter_slots: int = Field(4, ge=2)
     """Versions that can be in the engine at once with ``publish = "adapter"``. Where all are in use, a new one waits for the oldest completions."""
     threads: int = Field(0, ge=0)
-    """Torch threads of the engine. 0: all cores."""
+    """Torch threads of the engine (of each replica). 0: all cores; replicas on this machine share them out."""
     max_concurrent: int = Field(16, gt=0)
     """Completions generated together in one batch."""
     max_queue: int = Field(64, ge=0)
@@ -91,6 +91,27 @@ class EngineSettings(_Group):
     kv_policy: Literal["keep", "recompute"] = "keep"
     """What happens to running completions' KV cache at a weight swap. ``keep``: no pause beyond the merge; ``recompute``: each is
     prefilled again with the new weights, so that its later logprobs equal a single-version forward pass."""
+
+
+class ClusterSettings(_Group):
+    """Several engines that serve as one, as actors of a Ray cluster (extra ``ray``; docs/operations.md)."""
+
+    replicas: int = Field(0, ge=0)
+    """Engines, each a process of its own. 0: one engine inside the service, without Ray."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster, host:port of its head. None: a cluster of this service's own, on this machine, that ends with it."""
+    namespace: str = Field("online-sao", min_length=1)
+    """Ray namespace of the actors. Services that share a cluster need one each."""
+    replica_cpus: float = Field(1.0, ge=0)
+    """CPUs a replica reserves in the cluster. How many it uses is engine.threads."""
+    replica_gpus: float = Field(0.0, ge=0)
+    """GPUs a replica reserves, and is shown."""
+
+    @model_validator(mode="after")
+    def _replicas_are_asked_for(self) -> ClusterSettings:
+        if self.ray_address is not None and not self.replicas:
+            raise ValueError("cluster.ray_address is given, and cluster.replicas is 0: say how many engines shall run there (--replicas)")
+        return self
 
 
 class RewardSettings(_Group):
@@ -252,6 +273,7 @@ class Settings(BaseSettings):
     storage: StorageSettings = Field(default_factory=StorageSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     learning: LearningSettings = Field(default_factory=LearningSettings)
     gates: GateSettings = Field(default_factory=GateSettings)

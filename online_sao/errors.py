@@ -18,6 +18,7 @@
     ├── OverloadedError                 429  server_overloaded       (sent with Retry-After)
     ├── NotReadyError                   503  not_ready               (engine still loading, database unreachable)
     │   ├── EngineError                 503  engine_error            the engine failed this request
+    │   │   └── ReplicaLostError        503  engine_error            … because the process of the engine that had it ended
     │   └── StorageError                503  storage_unavailable     the database cannot be written (read-only, unreachable, too busy)
     │       └── StorageFullError        507  storage_full            the disk is full
     ├── ConfigurationError              500  configuration_error     the operator's settings cannot work; says what to change
@@ -140,6 +141,10 @@ class NotReadyError(OnlineSAOError):
 
 class EngineError(NotReadyError):
     code = "engine_error"
+
+
+class ReplicaLostError(EngineError):
+    pass
 
 
 class StorageError(NotReadyError):

@@ -49,6 +49,7 @@ _TITLES = {
     "storage": "Storage",
     "policy": "Policy",
     "engine": "Inference engine",
+    "cluster": "Several engines",
     "reward": "Scores and rewards",
     "learning": "Learning",
     "gates": "Gates",

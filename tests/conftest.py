@@ -13,5 +13,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--database", choices=("sqlite", "postgresql"), default="sqlite", help="what tests/unit keeps rows in; postgresql: a server of its own"
     )
     parser.addoption(
-        "--engine", choices=("transformers", "vllm", "vllm-adapter"), default="transformers", help="which engine the contract's tests start"
+        "--engine",
+        choices=("transformers", "vllm", "vllm-adapter", "pool"),
+        default="transformers",
+        help="which engine the contract's tests start; pool: two replicas of the embedded one",
     )

@@ -134,4 +134,5 @@ def _engine(backend: BackendDependency) -> dict[str, Any] | None:
     engine = backend.engine
     if engine is None:
         return None
-    return {"policy_version": engine.policy_version, "healthy": engine.healthy, **asdict(engine.load())}
+    replicas = [asdict(replica) for replica in engine.replicas]
+    return {"policy_version": engine.policy_version, "healthy": engine.healthy, **asdict(engine.load()), "replicas": replicas}

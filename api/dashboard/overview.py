@@ -25,8 +25,20 @@ def serving(view: View, model: str) -> str:
     """Which version answers, and how busy it is."""
     if view.serving_version is None:
         return f'<span class="dot off"></span><b>{escape(model)}</b> <span class="muted">is being loaded</span>'
+    if view.replicas and not any(replica.serving for replica in view.replicas):
+        return f'<span class="dot bad"></span><b>{escape(model)}</b> <span class="alarm">none of {len(view.replicas)} engines serves</span>'
     busy = [f"{number} {what}" for number, what in ((view.load.running, "running"), (view.load.waiting, "waiting")) if number]
-    return f'<span class="dot"></span><b>{escape(model)}@v{view.serving_version}</b> <span class="muted">serving, {", ".join(busy) or "idle"}</span>'
+    said = f"serving{_engines(view)}, {', '.join(busy) or 'idle'}"
+    return f'<span class="dot"></span><b>{escape(model)}@v{view.serving_version}</b> <span class="muted">{said}</span>'
+
+
+def _engines(view: View) -> str:
+    """Of several engines, how many serve, and what those have that a swap has reached before the others."""
+    if not view.replicas:
+        return ""
+    versions = [replica.policy_version for replica in view.replicas if replica.serving]
+    ahead = [f", {versions.count(version)} already v{version}" for version in sorted({v for v in versions if v is not None} - {view.serving_version})]
+    return f" with {len(versions)} of {len(view.replicas)} engines{''.join(ahead)}"
 
 
 def alarm_chip(view: View) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from api.dependencies import Backend
 from online_sao.algorithm.recipes import recipe
 from online_sao.config import Settings
-from online_sao.inference.engine import EngineLoad
+from online_sao.inference.engine import EngineLoad, ReplicaStatus
 from online_sao.service.alarms import AlarmStatus
 from online_sao.service.control import RollbackStatus
 from online_sao.service.history import ShiftStatus
@@ -24,7 +24,8 @@ VERSIONS_SHOWN = 100
 class View:
     """The database's state, and the engine's: version being sampled from (None: not serving yet) and how busy it is. ``batch_size``: scored answers
     that the next update waits for. ``score_range``: lowest and highest score. ``shifts``: None until they have been looked for. ``unused``: why
-    answers were not used; ``without_effect``: why scores of the last day had none. ``past_alarms``: those that are cleared, newest first."""
+    answers were not used; ``without_effect``: why scores of the last day had none. ``past_alarms``: those that are cleared, newest first.
+    ``replicas``: the engines that serve as one; empty where it is one."""
 
     snapshot: StatusSnapshot
     serving_version: int | None
@@ -36,6 +37,7 @@ class View:
     unused: Sequence[Unused] = ()
     without_effect: Sequence[Unused] = ()
     past_alarms: Sequence[AlarmStatus] = ()
+    replicas: Sequence[ReplicaStatus] = ()
 
     def age(self, at: float) -> float:
         """Seconds from ``at`` (Unix) to the moment the numbers were read."""
@@ -81,4 +83,5 @@ async def read(
         unused=unused,
         without_effect=without_effect,
         past_alarms=past_alarms,
+        replicas=() if engine is None else engine.replicas,
     )

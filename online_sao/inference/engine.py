@@ -83,6 +83,18 @@ class EngineLoad:
     waiting: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One of several engines that serve as one. ``place``: where it runs. ``policy_version`` None: it does not serve, and ``problem`` says why."""
+
+    number: int
+    place: str
+    serving: bool
+    policy_version: int | None
+    running: int
+    problem: str | None = None
+
+
 class InferenceEngine(Protocol):
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
         """Load the base model, apply the adapter of ``policy_version`` (None: base) and begin to serve."""
@@ -93,7 +105,15 @@ class InferenceEngine(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether requests can be served now. Once False, only stop and start help."""
+        """Whether requests can be served now. Once False, only stop and start help, unless it is ``recovering``."""
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it comes back by itself while it is not healthy."""
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """The engines that serve as this one. Empty: it is one."""
 
     @property
     def max_top_logprobs(self) -> int:

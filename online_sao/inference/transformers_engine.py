@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, EngineError
 from online_sao.inference import continuous_batching as batching
-from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SwapReport, TokenDelta, TopLogprobs
+from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, ReplicaStatus, SwapReport, TokenDelta, TopLogprobs
 from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.text_scoring import TextScorer
@@ -90,6 +90,14 @@ class TransformersEngine:
     def healthy(self) -> bool:
         """Whether requests can be served now."""
         return self._serving is not None and batching.is_alive(self._serving.manager)
+
+    @property
+    def recovering(self) -> bool:
+        return False
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        return ()
 
     @property
     def max_top_logprobs(self) -> int:

@@ -88,7 +88,7 @@ def write_version(
             update=update,
             served_digest=tuple(served_digest),
             base_digest=base_digest,
-            files=_checksums(temporary),
+            files=checksums(temporary),
         )
         if not manifest.files:
             raise PolicyStoreError(f"version {version} has no files to publish")
@@ -116,7 +116,7 @@ def verify(folder: Path, *, base_digest: str | None = None) -> VersionManifest:
     Reads all bytes: not on the event loop. Raises PolicyStoreError naming the file at fault.
     """
     manifest = read_manifest(folder)
-    found = _checksums(folder)
+    found = checksums(folder)
     for name, expected in manifest.files.items():
         if name not in found:
             raise PolicyStoreError(f"{folder}: {name} is missing")
@@ -167,7 +167,7 @@ def _put_in_place(temporary: Path, final: Path, manifest: VersionManifest) -> No
         temporary.rename(final)
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def checksums(folder: Path) -> dict[str, str]:
     """Relative name → sha256 of every file below ``folder``, the manifest left out."""
     sums = {}
     for path in sorted(folder.rglob("*")):

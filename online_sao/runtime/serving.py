@@ -53,7 +53,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENGINE_STOP_SECONDS = 2.0
-"""What the engine is given to stop at shutdown before the process ends without it."""
+"""What the engine is given to stop at shutdown before the process ends without it …"""
+CLUSTER_STOP_SECONDS = 8.0
+"""… and what a pool of replicas is, whose cluster ends with it."""
 
 
 class Serving:
@@ -116,7 +118,7 @@ class Serving:
         """Whether chats are answered now, and what is missing."""
         problem = self._problem
         if problem is None and self._engine is not None and not self._engine.healthy:
-            problem = "the engine has failed"
+            problem = "no engine replica serves; they are being started again" if self._engine.recovering else "the engine has failed"
         return await judge(problem, self.database, self._log, self.settings.engine.default_max_tokens)
 
     @property
@@ -172,10 +174,11 @@ class Serving:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._engine is not None:
+            seconds = CLUSTER_STOP_SECONDS if self.settings.cluster.replicas else ENGINE_STOP_SECONDS
             try:
-                await asyncio.wait_for(self._engine.stop(), timeout=ENGINE_STOP_SECONDS)
+                await asyncio.wait_for(self._engine.stop(), timeout=seconds)
             except TimeoutError:
-                logger.warning("the engine did not stop in %.1f s", ENGINE_STOP_SECONDS)
+                logger.warning("the engine did not stop in %.1f s", seconds)
         try:
             await self._log.write_kept()
             await self._leadership.leave()
@@ -206,7 +209,7 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await _in_daemon_thread(prepare)
-        engine = build_engine(self.settings.engine, path, policy.lora_rank)
+        engine = _build_engine(self.settings, path)
         published = PublishedVersions(self.settings.policy_store_dir, base_digest)
         activator = Activator(self.database, engine, published, self._leadership.require)
         follower = self._follower = Follower(self.database, engine, published)
@@ -228,7 +231,7 @@ class Serving:
                 prober.version_changed()
 
         async def revive() -> None:
-            if not engine.healthy:
+            if not engine.healthy and not engine.recovering:
                 self._problem = "the engine has failed and is being started again"
                 await engine.stop()
                 await self._start_engine(engine, activator, follower)
@@ -279,6 +282,15 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _build_engine(settings: Settings, model_path: Path) -> InferenceEngine:
+    if not settings.cluster.replicas:
+        return build_engine(settings.engine, model_path, settings.policy.lora_rank)
+    # Imported here: only those who want replicas install Ray.
+    from online_sao.runtime.cluster.replicas import build_pool
+
+    return build_pool(settings)
 
 
 async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:

@@ -188,11 +188,12 @@ class ChatService:
 
     def _admit(self, n: int) -> None:
         """Reserve n places, or raise. No await between the check and the reservation."""
-        capacity = self._settings.engine.max_concurrent + self._settings.engine.max_queue
+        together = self._settings.engine.max_concurrent * max(1, self._settings.cluster.replicas)
+        capacity = together + self._settings.engine.max_queue
         if n > capacity:
             raise InvalidRequestError(f"'n' is {n}, but this server holds {capacity} completions at most.", param="n")
         if self._active + n > capacity:
-            rounds = math.ceil((self._active + n - capacity) / self._settings.engine.max_concurrent)
+            rounds = math.ceil((self._active + n - capacity) / together)
             wait = min(60, max(1, math.ceil(rounds * self._seconds_per_choice)))
             raise OverloadedError(f"All {capacity} places for completions are taken; try again in {wait} s.", retry_after=wait)
         self._active += n

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, ContextLengthError, EngineError, PolicyStoreError
-from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SwapReport, TokenDelta
+from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, ReplicaStatus, SwapReport, TokenDelta
 from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.vllm import launch
@@ -70,6 +70,14 @@ class VLLMEngine:
     def healthy(self) -> bool:
         """Whether requests can be served now."""
         return self._core is not None and self._core.problem is None
+
+    @property
+    def recovering(self) -> bool:
+        return False
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        return ()
 
     @property
     def max_top_logprobs(self) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from online_sao.config import EngineSettings
+from online_sao.config import ClusterSettings, EngineSettings, PolicySettings
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
 from tests.fakes.tiny_model import bundled_model, tiny_model, write_random_adapter
-from tests.integration.engine.engine_client import Client, Reference
+from tests.integration.engine.engine_client import Client, Reference, until
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,6 +21,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def make_engine(kind: str, path: Path, settings: dict[str, object]) -> InferenceEngine:
+    if kind == "pool":
+        from online_sao.runtime.cluster.replicas import pool_of
+
+        policy = PolicySettings(model=str(path), lora_rank=4)  # type: ignore[arg-type]
+        return pool_of(ClusterSettings(replicas=2), EngineSettings(**({"threads": 1} | settings)), policy)  # type: ignore[arg-type]
     kinds = {"vllm": {"kind": "vllm", "publish": "weights"}, "vllm-adapter": {"kind": "vllm", "publish": "adapter"}}
     return build_engine(EngineSettings(**({"threads": 1} | kinds.get(kind, {}) | settings)), path, lora_rank=4)  # type: ignore[arg-type]
 
@@ -36,28 +41,31 @@ Start = Callable[..., Awaitable[Client]]
 
 
 class Started:
-    """vLLM takes half a minute to start, so one that has been started is used again by whatever test wants the same of it."""
+    """vLLM takes half a minute to start and a Ray cluster a quarter, so what has been started is used again by whatever test wants the same of it.
+    Of pools there is one at a time: a process has one session with a cluster."""
 
-    MOST = 2
-
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._most = 1 if kind == "pool" else 2
         self._engines: dict[str, InferenceEngine] = {}
 
-    async def get(self, kind: str, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
-        policy = settings.pop("kv_policy", "keep")
+    async def get(self, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
+        policy = settings.pop("kv_policy", "keep") if self._kind.startswith("vllm") else None
         key = repr((path, sorted(settings.items())))
         engine = self._engines.pop(key, None)
         if engine is None or not engine.healthy:
             if engine is not None:
                 await engine.stop()
-            while len(self._engines) >= self.MOST:
+            while len(self._engines) >= self._most:
                 await self._engines.pop(next(iter(self._engines))).stop()
-            engine = make_engine(kind, path, settings)
+            engine = make_engine(self._kind, path, settings)
             await engine.start(version, adapter_dir)
+            await until(lambda: all(replica.serving for replica in engine.replicas), seconds=120)
         else:
             await engine.swap(version, adapter_dir)
-        # What happens at a swap is decided at the swap.
-        engine._settings = engine._settings.model_copy(update={"kv_policy": policy})  # type: ignore[attr-defined]
+        if policy is not None:
+            # What happens at a swap is decided at the swap.
+            engine._settings = engine._settings.model_copy(update={"kv_policy": policy})  # type: ignore[attr-defined]
         self._engines[key] = engine
         return engine
 
@@ -67,8 +75,8 @@ class Started:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def started() -> AsyncIterator[Started]:
-    engines = Started()
+async def started(pytestconfig: pytest.Config) -> AsyncIterator[Started]:
+    engines = Started(pytestconfig.getoption("--engine"))
     yield engines
     await engines.stop()
 
@@ -80,8 +88,8 @@ async def start(pytestconfig: pytest.Config, model_path: Path, started: Started)
     kind = pytestconfig.getoption("--engine")
 
     async def begin(version: int = 0, adapter_dir: Path | None = None, **settings: object) -> Client:
-        if kind.startswith("vllm"):
-            return Client(await started.get(kind, model_path, settings, version, adapter_dir))
+        if kind != "transformers":
+            return Client(await started.get(model_path, settings, version, adapter_dir))
         engine = make_engine(kind, model_path, settings)
         engines.append(engine)
         await engine.start(version, adapter_dir)

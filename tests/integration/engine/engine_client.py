@@ -34,6 +34,8 @@ class Client:
 
     def __init__(self, engine: InferenceEngine) -> None:
         self.engine = engine
+        self.engines = max(1, len(engine.replicas))
+        """How many serve as this one: each has the places that the settings say."""
 
     async def sample(
         self,

@@ -48,9 +48,9 @@ async def test_sampling_is_random(start):
 
 async def test_more_than_fit_wait_their_turn(start):
     client = await start(max_concurrent=4)
-    tasks = [client.begin(prompt=prompt(i), max_tokens=20) for i in range(10)]
+    tasks = [client.begin(prompt=prompt(i), max_tokens=20) for i in range(10 * client.engines)]
     await until(lambda: any(sampled.token_ids for _, sampled in tasks))
-    assert client.engine.load() == EngineLoad(running=4, waiting=6)
+    assert client.engine.load() == EngineLoad(running=4 * client.engines, waiting=6 * client.engines)
     await asyncio.gather(*(task for task, _ in tasks))
     assert all(len(sampled.token_ids) == 20 for _, sampled in tasks)
     assert client.engine.load() == EngineLoad(running=0, waiting=0)
@@ -117,6 +117,7 @@ async def test_requests_that_cannot_be_sampled_hurt_nobody_else(start):
 @pytest.mark.parametrize("how", ["cancel", "aclose"])
 async def test_leaving_frees_the_slot_within_a_second(start, how):
     client = await start(max_concurrent=2)
+    others = [client.begin(max_tokens=1500) for _ in range(2 * (client.engines - 1))]
     stays, staying = client.begin(max_tokens=60)
     if how == "cancel":
         leaves, leaving = client.begin(max_tokens=1500)
@@ -138,19 +139,22 @@ async def test_leaving_frees_the_slot_within_a_second(start, how):
     assert time.monotonic() - left_at < 1.0
     assert len((await waits).token_ids) == 3
     assert len((await stays).token_ids) == 60
+    for other, _ in others:
+        other.cancel()
+    await asyncio.gather(*(other for other, _ in others), return_exceptions=True)
     assert client.engine.load() == EngineLoad(0, 0)
 
 
 async def test_leaving_while_waiting_costs_nothing(start):
     client = await start(max_concurrent=1)
-    first, sampled = client.begin(max_tokens=30)
-    await until(lambda: bool(sampled.token_ids))
+    inside = [client.begin(max_tokens=30) for _ in range(client.engines)]
+    await until(lambda: all(sampled.token_ids for _, sampled in inside))
     waits, _ = client.begin()
     await until(lambda: client.engine.load().waiting == 1)
     waits.cancel()
     await asyncio.wait({waits})
-    assert client.engine.load() == EngineLoad(running=1, waiting=0)
-    assert len((await first).token_ids) == 30
+    assert client.engine.load() == EngineLoad(running=client.engines, waiting=0)
+    assert [len((await task).token_ids) for task, _ in inside] == [30] * client.engines
 
 
 async def test_an_id_may_be_used_again_at_once(start):
@@ -170,9 +174,13 @@ async def test_it_starts_on_a_published_version(start, reference, adapters):
     assert difference(sampled, logprobs(reference.logits(PROMPT, sampled.token_ids, adapters[3]), sampled.token_ids)) < EXACT
 
 
+IN_FLIGHT_TOKENS = 120
+"""Enough that a request still runs when a swap has gone through several engines one after the other."""
+
+
 async def swap_in_flight(client, adapter_dir, count=6, before=3):
     """``count`` requests, a swap to version 1 once each has sampled ``before`` tokens; (report, their samples)."""
-    tasks = [client.begin(prompt=prompt(i), max_tokens=24) for i in range(count)]
+    tasks = [client.begin(prompt=prompt(i), max_tokens=IN_FLIGHT_TOKENS) for i in range(count)]
     await until(lambda: all(len(sampled.token_ids) >= before for _, sampled in tasks))
     report = await client.engine.swap(1, adapter_dir)
     return report, await asyncio.gather(*(task for task, _ in tasks))
@@ -181,8 +189,8 @@ async def swap_in_flight(client, adapter_dir, count=6, before=3):
 def boundary_of(sampled: Sampled) -> int:
     """The first token of version 1; checks that there is one boundary and both sides are there."""
     boundary = sampled.versions.index(1)
-    assert 3 <= boundary < 24
-    assert sampled.versions == [0] * boundary + [1] * (24 - boundary)
+    assert 3 <= boundary < IN_FLIGHT_TOKENS
+    assert sampled.versions == [0] * boundary + [1] * (IN_FLIGHT_TOKENS - boundary)
     return boundary
 
 

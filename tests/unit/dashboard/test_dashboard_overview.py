@@ -10,7 +10,7 @@ from api.dashboard.metrics import words_for
 from api.dashboard.view import View
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.experience.batching import TrainBatch
-from online_sao.inference.engine import EngineLoad
+from online_sao.inference.engine import EngineLoad, ReplicaStatus
 from online_sao.learner import report
 from online_sao.service.alarms import AlarmStatus
 from online_sao.service.control import RollbackStatus
@@ -53,6 +53,14 @@ def with_learner(**changes):
 
 def update_status(accepted=True, reason=None, metrics=None):
     return UpdateStatus(4, accepted, reason, 0, 5 if accepted else None, 3, metrics or {}, {}, 986.0, 997.0)
+
+
+def test_serving_says_how_many_engines_serve_and_who_is_ahead():
+    two = (ReplicaStatus(0, "here", True, 4, 1), ReplicaStatus(1, "there", True, 3, 0), ReplicaStatus(2, "", False, None, 0, "killed"))
+    said = overview.serving(replace(view(), replicas=two), "smollm2")
+    assert "smollm2@v3" in said
+    assert "serving with 2 of 3 engines, 1 already v4, idle" in said
+    assert "none of 1 engines" in overview.serving(replace(view(), replicas=two[2:]), "smollm2")
 
 
 def test_serving_says_version_and_load():

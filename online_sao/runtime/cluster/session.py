@@ -1,0 +1,151 @@
+"""This process's session with a Ray cluster: joined by its address, or a cluster of its own on this machine. Owns ray.init and its end.
+
+One thread of its own does both, and lives in between: the processes of a local cluster are killed by the kernel when the thread that started them
+ends, which is also what ends them when the service is killed. Knows nothing of what runs in the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psutil
+
+from online_sao.config import ClusterSettings
+from online_sao.errors import ConfigurationError, EngineError
+
+T = TypeVar("T")
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Of a local cluster: next to the smallest that Ray takes. There, replicas read what they need from the disk."""
+_PILLARS = ("gcs_server", "raylet")
+"""The processes without which a local cluster is none. Ray ends the process that uses it a minute after it has lost the first."""
+
+
+class Session:
+    """``open``, calls, ``close``; again if need be. Use from one event loop."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._pillars: list[psutil.Process] = []
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be asked of the cluster until it is closed and opened again."""
+        if self._jobs is None:
+            return "there is no session with a Ray cluster"
+        for process in self._pillars:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return "a process of the local Ray cluster has ended"
+        return None
+
+    async def open(self) -> None:
+        """About ten seconds for a local cluster. Raises ConfigurationError if Ray is not installed or no cluster answers."""
+        if self._jobs is not None:
+            raise EngineError("The session with the Ray cluster is already open.")
+        jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs = jobs
+        threading.Thread(target=_work, args=(jobs,), name="ray session", daemon=True).start()
+        try:
+            self._pillars = await self.call(self._init)
+        except BaseException:
+            self._jobs = None
+            jobs.put(None)
+            raise
+
+    async def close(self) -> None:
+        """Ends what the session started: its actors, and a local cluster whole."""
+        if self._jobs is None:
+            return
+        try:
+            await self.call(_shutdown)
+        finally:
+            self._jobs.put(None)
+            self._jobs, self._pillars = None, []
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns, in the session's thread: for calls to Ray that block."""
+        if self._jobs is None:
+            raise EngineError("There is no session with a Ray cluster.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def run() -> None:
+            result, failed = None, None
+            try:
+                result = function()
+            except BaseException as error:
+                failed = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(deliver, result, failed)
+
+        self._jobs.put(run)
+        return await future
+
+    def _init(self) -> list[psutil.Process]:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # What Ray opens listens on every address, so whoever calls must show the token.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        # A call to an actor that died needs no second telling: what waited for it is told by the call that fetches.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigurationError(f"cluster.replicas needs Ray, which is not installed ({error}): pip install 'online-sao[ray]'.") from error
+        settings = self._settings
+        common: dict[str, Any] = {"namespace": settings.namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+        if settings.ray_address is not None:
+            try:
+                ray.init(address=settings.ray_address, **common)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"No Ray cluster could be joined at {settings.ray_address} ({_first_line(error)}). Start one with `ray start --head`, give its "
+                    "address as host:port, and put its token (~/.ray/auth_token) on every machine. See docs/operations.md."
+                ) from error
+            return []
+        # Ray would run its workers behind everything else on the machine, the learner included.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        before = {process.pid for process in psutil.Process().children(recursive=True)}
+        # Never that of RAY_ADDRESS: without an address, the cluster is this service's own and ends with it.
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            # Replicas of a machine with fewer cores take turns; they need not wait for each other to end.
+            num_cpus=max(os.cpu_count() or 1, math.ceil(settings.replicas * settings.replica_cpus)),
+            object_store_memory=OBJECT_STORE_BYTES,
+            **common,
+        )
+        found = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+        return [process for process in found if process.name() in _PILLARS]
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+
+
+def _shutdown() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
