@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -39,11 +40,6 @@ class _Slot:
     problem: str | None = None
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    def lose(self, replica: Replica) -> None:
-        """Nobody is sent to it any more. Its keeper does the rest."""
-        if self.replica is replica:
-            self.replica = None
-
 
 class EnginePool:
     """``count`` replicas with ``places`` completions each. Use from one event loop. It is healthy while one replica serves; a replica that dies is
@@ -59,6 +55,8 @@ class EnginePool:
         self._swaps = 0
         self._open = False
         self._changing = asyncio.Lock()
+        # One queue for all: nobody waits for one replica while another has a place.
+        self._queue: deque[asyncio.Future[tuple[_Slot, Replica]]] = deque()
 
     @property
     def policy_version(self) -> int:
@@ -97,8 +95,7 @@ class EnginePool:
         )
 
     def load(self) -> EngineLoad:
-        running = [min(slot.running, self._places) for slot in self._slots]
-        return EngineLoad(running=sum(running), waiting=sum(slot.running for slot in self._slots) - sum(running))
+        return EngineLoad(running=sum(slot.running for slot in self._slots), waiting=sum(not granted.done() for granted in self._queue))
 
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
         """Returns when the first replica serves; the others follow. Raises what the first one failed with if none comes up."""
@@ -123,6 +120,7 @@ class EnginePool:
         """Ends within seconds; requests in flight get EngineError. No process is left."""
         was_open, self._open = self._open, False
         slots, self._slots = self._slots, []
+        self._grant()
         for slot in slots:
             if slot.keeper is not None:
                 slot.keeper.cancel()
@@ -132,10 +130,9 @@ class EnginePool:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See the contract. Of a replica that dies, whoever has no token yet is answered by another; the others get ReplicaLostError."""
-        begun = False
+        begun, again = False, False
         while not begun:
-            slot, replica = self._least_loaded()
-            slot.running += 1
+            slot, replica = await self._place(first=again)
             try:
                 async with aclosing(replica.generate(request)) as deltas:
                     async for delta in deltas:
@@ -143,12 +140,14 @@ class EnginePool:
                         yield delta
                 return
             except ReplicaLostError as error:
-                slot.lose(replica)
+                self._lose(slot, replica)
                 self._require_open()
                 if begun:
                     raise ReplicaLostError("The engine replica that was answering has ended, and the answer with it. Ask again.") from error
+                again = True
             finally:
                 slot.running -= 1
+                self._grant()
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         """One replica after the other, so that the rest serve meanwhile. If one refuses, or serves other weights than the others afterwards, those
@@ -164,7 +163,7 @@ class EnginePool:
             try:
                 logprobs = await replica.score_text(token_ids)
             except ReplicaLostError:
-                slot.lose(replica)
+                self._lose(slot, replica)
                 self._require_open()
                 continue
             if self._swaps != swaps or version != self.policy_version:
@@ -195,7 +194,7 @@ class EnginePool:
                         done.append((slot, replica, report))
                         raise EngineError(f"After the swap, engine replica {slot.number} serves other weights than replica {done[0][0].number}.")
                 except ReplicaLostError:
-                    slot.lose(replica)
+                    self._lose(slot, replica)
                     continue
                 except Exception:
                     await self._put_back(done)
@@ -225,7 +224,7 @@ class EnginePool:
                     raise EngineError("it serves other weights than before")
             except Exception as error:
                 logger.error("engine replica %d did not go back to version %d (%s) and is replaced", slot.number, self.policy_version, error)
-                slot.lose(replica)
+                self._lose(slot, replica)
                 await replica.stop()
 
     async def _keep(self, slot: _Slot) -> None:
@@ -258,12 +257,13 @@ class EnginePool:
                     raise EngineError(f"it does not serve the weights that the others serve as version {self.policy_version}")
                 self._digest = digest
                 slot.replica, slot.version, slot.failures, slot.problem = replica, self.policy_version, 0, None
+            self._grant()
             if not slot.first_try.done():
                 slot.first_try.set_result(None)
             logger.info("engine replica %d serves version %d (%s)", slot.number, slot.version, replica.place)
             return await replica.ended()
         finally:
-            slot.lose(replica)
+            self._lose(slot, replica)
             await replica.stop()
 
     async def _first_to_serve(self) -> Exception | None:
@@ -279,8 +279,46 @@ class EnginePool:
         try:
             return await replica.served_digest()
         except ReplicaLostError:
-            slot.lose(replica)
+            self._lose(slot, replica)
             return None
+
+    async def _place(self, *, first: bool) -> tuple[_Slot, Replica]:
+        """A place on the replica that has the fewest taken: counted as taken, the caller gives it back. First come, first served; ``first``: who has
+        waited already. Raises EngineError if none serves."""
+        self._require_open()
+        granted: asyncio.Future[tuple[_Slot, Replica]] = asyncio.get_running_loop().create_future()
+        (self._queue.appendleft if first else self._queue.append)(granted)
+        self._grant()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            # Granted and cancelled in the same turn of the loop: what was granted must not be lost.
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                granted.result()[0].running -= 1
+                self._grant()
+            raise
+
+    def _grant(self) -> None:
+        """Let in from the head of the queue. With no replica there, nobody is kept waiting for one."""
+        while self._queue:
+            granted = self._queue[0]
+            if not granted.done():
+                serving = self._serving()
+                if serving:
+                    slot, replica = min(serving, key=lambda found: found[0].running)
+                    if slot.running >= self._places:
+                        return
+                    slot.running += 1
+                    granted.set_result((slot, replica))
+                else:
+                    granted.set_exception(self._nobody())
+            self._queue.popleft()
+
+    def _lose(self, slot: _Slot, replica: Replica) -> None:
+        """Nobody is sent to it any more. Its keeper does the rest."""
+        if slot.replica is replica:
+            slot.replica = None
+            self._grant()
 
     def _serving(self) -> list[tuple[_Slot, Replica]]:
         return [(slot, slot.replica) for slot in self._slots if slot.replica is not None]

@@ -51,16 +51,17 @@ def build_pool(settings: Settings) -> EnginePool:
 
 
 def pool_of(cluster: ClusterSettings, engine: EngineSettings, policy: PolicySettings) -> EnginePool:
-    return EnginePool(RaySource(cluster, HostSpec(engine, policy)), cluster.replicas, engine.max_concurrent)
+    source = RaySource(Session(cluster), cluster, HostSpec(engine, policy))
+    return EnginePool(source, cluster.replicas, engine.max_concurrent)
 
 
 class RaySource:
     """A ReplicaSource: actors in the cluster that the settings name."""
 
-    def __init__(self, settings: ClusterSettings, spec: HostSpec) -> None:
+    def __init__(self, session: Session, settings: ClusterSettings, spec: HostSpec) -> None:
+        self._session = session
         self._settings = settings
         self._spec = spec
-        self._session = Session(settings)
         self._store = _AdapterStore(self._session)
 
     @property

@@ -12,6 +12,10 @@ import pytest_asyncio
 from online_sao.config import ClusterSettings, EngineSettings, PolicySettings
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
+from online_sao.inference.pool import EnginePool
+from online_sao.runtime.cluster.host import HostSpec
+from online_sao.runtime.cluster.replicas import RaySource
+from online_sao.runtime.cluster.session import Session
 from tests.fakes.tiny_model import bundled_model, tiny_model, write_random_adapter
 from tests.integration.engine.engine_client import Client, Reference, until
 
@@ -21,11 +25,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def make_engine(kind: str, path: Path, settings: dict[str, object]) -> InferenceEngine:
-    if kind == "pool":
-        from online_sao.runtime.cluster.replicas import pool_of
-
-        policy = PolicySettings(model=str(path), lora_rank=4)  # type: ignore[arg-type]
-        return pool_of(ClusterSettings(replicas=2), EngineSettings(**({"threads": 1} | settings)), policy)  # type: ignore[arg-type]
     kinds = {"vllm": {"kind": "vllm", "publish": "weights"}, "vllm-adapter": {"kind": "vllm", "publish": "adapter"}}
     return build_engine(EngineSettings(**({"threads": 1} | kinds.get(kind, {}) | settings)), path, lora_rank=4)  # type: ignore[arg-type]
 
@@ -41,26 +40,30 @@ Start = Callable[..., Awaitable[Client]]
 
 
 class Started:
-    """vLLM takes half a minute to start and a Ray cluster a quarter, so what has been started is used again by whatever test wants the same of it.
-    Of pools there is one at a time: a process has one session with a cluster."""
+    """vLLM takes half a minute to start and a Ray cluster a quarter, so what has been started is used again by whatever test wants the same of it,
+    and all pools are in one cluster."""
+
+    MOST = 2
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._most = 1 if kind == "pool" else 2
+        self._session: Session | None = None
         self._engines: dict[str, InferenceEngine] = {}
 
     async def get(self, path: Path, settings: dict[str, object], version: int, adapter_dir: Path | None) -> InferenceEngine:
-        policy = settings.pop("kv_policy", "keep") if self._kind.startswith("vllm") else None
+        policy = settings.pop("kv_policy", "keep")
+        if self._kind == "pool":
+            settings["kv_policy"], policy = policy, None
         key = repr((path, sorted(settings.items())))
         engine = self._engines.pop(key, None)
         if engine is None or not engine.healthy:
             if engine is not None:
                 await engine.stop()
-            while len(self._engines) >= self._most:
+            while len(self._engines) >= self.MOST:
                 await self._engines.pop(next(iter(self._engines))).stop()
-            engine = make_engine(self._kind, path, settings)
+            engine = await self._make(path, settings)
             await engine.start(version, adapter_dir)
-            await until(lambda: all(replica.serving for replica in engine.replicas), seconds=120)
+            await until(lambda: all(replica.serving for replica in engine.replicas), seconds=300)
         else:
             await engine.swap(version, adapter_dir)
         if policy is not None:
@@ -69,9 +72,31 @@ class Started:
         self._engines[key] = engine
         return engine
 
+    async def _make(self, path: Path, settings: dict[str, object]) -> InferenceEngine:
+        if self._kind != "pool":
+            return make_engine(self._kind, path, settings)
+        cluster = ClusterSettings(replicas=2, replica_cpus=0)
+        if self._session is None:
+            self._session = Session(cluster)
+            await self._session.open()
+        engine = EngineSettings(**({"threads": 1} | settings))  # type: ignore[arg-type]
+        return EnginePool(Lodgers(self._session, cluster, HostSpec(engine, PolicySettings(model=str(path), lora_rank=4))), 2, engine.max_concurrent)
+
     async def stop(self) -> None:
         for engine in self._engines.values():
             await engine.stop()
+        if self._session is not None:
+            await self._session.close()
+
+
+class Lodgers(RaySource):
+    """Replicas in a cluster that others use too."""
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._store.forget()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

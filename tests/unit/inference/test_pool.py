@@ -131,14 +131,43 @@ async def test_requests_go_where_fewest_are(source, pool):
     for replica in source.made:
         replica.hold.clear()
     tasks = [asyncio.create_task(sample(pool)) for _ in range(6)]
-    await until(lambda: sum(replica.served for replica in source.made) == 6)
-    assert [replica.served for replica in source.made] == [3, 3]
+    await until(lambda: sum(replica.served for replica in source.made) == 4)
+    assert [replica.served for replica in source.made] == [2, 2]
     assert pool.load() == EngineLoad(running=4, waiting=2)
-    assert [replica.running for replica in pool.replicas] == [3, 3]
+    assert [replica.running for replica in pool.replicas] == [2, 2]
     for replica in source.made:
         replica.hold.set()
     await asyncio.gather(*tasks)
     assert pool.load() == EngineLoad(0, 0)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_who_waits_gets_the_first_place_that_is_free_on_any_replica(source, pool, number):
+    for replica in source.made:
+        replica.hold.clear()
+    tasks = [asyncio.create_task(sample(pool)) for _ in range(6)]
+    await until(lambda: pool.load() == EngineLoad(4, 2))
+    tasks[5].cancel()
+    source.made[number].hold.set()
+    assert await tasks[4] == [number] * 3
+    source.made[1 - number].hold.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert pool.load() == EngineLoad(0, 0)
+
+
+async def test_who_waits_when_the_last_replica_ends_is_told_at_once(source, pool):
+    for replica in source.made:
+        replica.hold.clear()
+    tasks = [asyncio.create_task(sample(pool)) for _ in range(6)]
+    await until(lambda: pool.load() == EngineLoad(4, 2))
+    source.gate.clear()
+    for replica in list(source.made):
+        replica.end()
+    async with asyncio.timeout(2):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, EngineError) for result in results)
+    assert pool.load() == EngineLoad(0, 0)
+    source.gate.set()
 
 
 async def test_who_has_no_token_yet_is_answered_by_another_replica(source, pool):
