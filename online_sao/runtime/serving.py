@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from online_sao.config import Settings
 from online_sao.errors import NotReadyError, OnlineSAOError, StorageError
@@ -22,6 +21,7 @@ from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.follower import Follower
+from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.leadership import Condition, Leadership
 from online_sao.runtime.leading import LeaderWork, Leftovers
@@ -47,8 +47,6 @@ from online_sao.storage.spool import Spool
 from online_sao.storage.tables import PolicyVersionRow
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ENGINE_STOP_SECONDS = 2.0
 """What the engine is given to stop at shutdown before the process ends without it."""
@@ -201,14 +199,20 @@ class Serving:
             path = catalog.obtain(policy.model, policy.cache_dir)
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
-        path, renderer, base_digest = await _in_daemon_thread(prepare)
+        path, renderer, base_digest = await Background().run(prepare)  # a first conversion takes longer than Ctrl-C may: nobody joins that thread
         engine = build_engine(self.settings.engine, path)
         store = self.settings.policy_store_dir
         activator = Activator(self.database, engine, store, base_digest, self._leadership.require)
         follower = self._follower = Follower(self.database, engine, store, base_digest)
         self._engine = engine
         self._renderer = renderer
-        await self._start_engine(engine, activator, follower)
+        while True:
+            try:
+                await self._start_engine(engine, activator, follower)
+                break
+            except StorageError as error:  # before the engine was touched: which version it is to start on could not be read
+                self._problem = error.message
+                await asyncio.sleep(1.0)
         self._chat = ChatService(self.settings, engine, renderer, self._log, self.meters.completed)
         prober = self._prober = Prober(self.database, engine, renderer, self.settings.evaluation, lambda: self._leadership.leading)
         self._spawn(_logged(prober.run(), "probes"))
@@ -281,29 +285,3 @@ async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
         await work
     except Exception:
         logger.exception("%s failed", name)
-
-
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but a process that ends does not wait for it: a first conversion of the model takes longer than Ctrl-C may."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: T | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except Exception as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
