@@ -81,8 +81,10 @@ class Serving:
         self._able = True
         """Whether this process may lead: one whose engine cannot start must not keep others from it."""
         self._leftovers = Leftovers(self.database, self._log, self._owner)
+        # A connection of its own: behind a burst of requests that wait for the pool's, the lease would run out.
+        self._lease_database = Database(settings.database_url) if self.database.dialect == "postgresql" else self.database
         self._leadership = Leadership(
-            self.database, self._owner, shared=settings.server.shared, condition=self._condition, begin=self._lead, end=self._follow
+            self._lease_database, self._owner, shared=settings.server.shared, condition=self._condition, begin=self._lead, end=self._follow
         )
         self._follower: Follower | None = None
         self._prober: Prober | None = None
@@ -141,8 +143,7 @@ class Serving:
         except BaseException:
             if self._work is not None:
                 await self._work.stop()
-            self._log.close()
-            await self.database.dispose()
+            await self._close()
             raise
         self._spawn(self._load())
         self._scheduler.add(Job("serving lease", self._leadership.poll_seconds, self._leadership.poll))
@@ -175,8 +176,12 @@ class Serving:
             await self._leadership.leave()
         except StorageError as error:
             logger.warning("ending without the database: %s What waits for it is written at the next start.", error.message)
+        await self._close()
+
+    async def _close(self) -> None:
         self._log.close()
-        await self.database.dispose()
+        for database in {self.database, self._lease_database}:
+            await database.dispose()
 
     async def _load(self) -> None:
         started = time.monotonic()
