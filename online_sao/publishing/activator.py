@@ -113,8 +113,8 @@ class Activator:
         try:
             if work.version.state is VersionState.STAGED:
                 await self._move(work.version.version, VersionState.VERIFIED)
-        except LifecycleError:
-            return None  # a rollback has just abandoned it
+        except (LifecycleError, LeaseLostError):
+            return None  # a rollback has just abandoned it, or it is another process's to activate
         try:
             report = await self._engine.swap(work.version.version, folder)
             check_digest(work.version.served_digest, report.served_digest)

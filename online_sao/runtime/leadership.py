@@ -75,7 +75,7 @@ class Leadership:
         asked, held = time.monotonic(), self._holds
         condition = self._condition()
         async with self._database.promptly(), self._database.write() as session:
-            holds = await self._renew(session) if held else await self._try(session, condition)
+            holds = await self._renew(session, condition) if held else await self._try(session, condition)
             sign = ServingInstanceRow(
                 owner=self._owner,
                 leading=holds,
@@ -102,8 +102,8 @@ class Leadership:
             await leases.release(session, "serving", self._owner)
             await instances.remove(session, [self._owner])
 
-    async def _renew(self, session: Session) -> bool:
-        if not self._condition().able and self._shared:
+    async def _renew(self, session: Session, condition: Condition) -> bool:
+        if not condition.able and self._shared:
             await leases.release(session, "serving", self._owner)
             return False
         try:

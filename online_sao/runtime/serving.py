@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from online_sao.config import Settings
 from online_sao.errors import NotReadyError, OnlineSAOError, StorageError
@@ -23,6 +22,7 @@ from online_sao.models import catalog
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
+from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.leadership import Condition, Leadership
 from online_sao.runtime.leading import LeaderWork, Leftovers
@@ -49,8 +49,6 @@ from online_sao.storage.spool import Spool
 from online_sao.storage.tables import PolicyVersionRow
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ENGINE_STOP_SECONDS = 2.0
 """What the engine is given to stop at shutdown before the process ends without it …"""
@@ -89,8 +87,10 @@ class Serving:
         self._able = True
         """Whether this process may lead: one whose engine cannot start must not keep others from it."""
         self._leftovers = Leftovers(self.database, self._log, self._owner)
+        # A connection of its own: behind a burst of requests that wait for the pool's, the lease would run out.
+        self._lease_database = Database(settings.database_url) if self.database.dialect == "postgresql" else self.database
         self._leadership = Leadership(
-            self.database, self._owner, shared=settings.server.shared, condition=self._condition, begin=self._lead, end=self._follow
+            self._lease_database, self._owner, shared=settings.server.shared, condition=self._condition, begin=self._lead, end=self._follow
         )
         self._follower: Follower | None = None
         self._prober: Prober | None = None
@@ -149,8 +149,7 @@ class Serving:
         except BaseException:
             if self._work is not None:
                 await self._work.stop()
-            self._log.close()
-            await self.database.dispose()
+            await self._close()
             raise
         self._spawn(self._load())
         self._scheduler.add(Job("serving lease", self._leadership.poll_seconds, self._leadership.poll))
@@ -184,8 +183,12 @@ class Serving:
             await self._leadership.leave()
         except StorageError as error:
             logger.warning("ending without the database: %s What waits for it is written at the next start.", error.message)
+        await self._close()
+
+    async def _close(self) -> None:
         self._log.close()
-        await self.database.dispose()
+        for database in {self.database, self._lease_database}:
+            await database.dispose()
 
     async def _load(self) -> None:
         started = time.monotonic()
@@ -208,14 +211,20 @@ class Serving:
             path = catalog.obtain(policy.model, policy.cache_dir)
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
-        path, renderer, base_digest = await _in_daemon_thread(prepare)
+        path, renderer, base_digest = await Background().run(prepare)  # a first conversion takes longer than Ctrl-C may: nobody joins that thread
         engine = _build_engine(self.settings, path)
         published = PublishedVersions(self.settings.policy_store_dir, base_digest)
         activator = Activator(self.database, engine, published, self._leadership.require)
         follower = self._follower = Follower(self.database, engine, published)
         self._engine = engine
         self._renderer = renderer
-        await self._start_engine(engine, activator, follower)
+        while True:
+            try:
+                await self._start_engine(engine, activator, follower)
+                break
+            except StorageError as error:  # before the engine was touched: which version it is to start on could not be read
+                self._problem = error.message
+                await asyncio.sleep(1.0)
         self.pinned = PinnedVersions(self.database, published) if engine.serves_pinned else None
         self._chat = ChatService(self.settings, engine, renderer, self._log, self.pinned, self.meters.completed)
         prober = self._prober = Prober(self.database, engine, renderer, self.settings.evaluation, lambda: self._leadership.leading)
@@ -298,29 +307,3 @@ async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:
         await work
     except Exception:
         logger.exception("%s failed", name)
-
-
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but a process that ends does not wait for it: a first conversion of the model takes longer than Ctrl-C may."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: T | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except Exception as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future

@@ -32,7 +32,8 @@ TOKEN_BYTES = 64
 BATCH = 20
 """Records written in one transaction, unless one of them makes no sense."""
 REFUSALS = 3
-"""How often the oldest record may fail for what it is before it is set aside."""
+REFUSAL_SECONDS = 0.5
+"""How often the oldest record may fail for what it is before it is set aside, and between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,7 @@ class ChatLog:
             self._spool.close()
 
     async def _replay_oldest(self, spool: Spool) -> int:
-        """Write the oldest records, in one transaction. Returns how many. Raises StorageError, and what is wrong with a record itself until that has
-        been seen often enough to set it aside."""
+        """Write the oldest records, in one transaction. Returns how many; 0: it is to be tried again. Raises StorageError."""
         records = await self._in_spool(lambda: spool.peek(1 if self._singly else BATCH))
         entries: list[Begun | Ended] = []
         try:
@@ -180,7 +180,8 @@ class ChatLog:
             # A commit whose answer was lost may still be on its way and collide once. What fails again and again must not hold up the rest.
             self._refusals += 1
             if self._refusals < REFUSALS:
-                raise
+                await asyncio.sleep(REFUSAL_SECONDS)
+                return 0
             logger.exception("a record of the spool cannot be written (%s), and is set aside", error)
             spool.mark_damaged()
         self._refusals, self._singly = 0, max(0, self._singly - 1)

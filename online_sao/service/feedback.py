@@ -33,6 +33,8 @@ from online_sao.storage.tables import FeedbackRow, TrajectoryRow
 from online_sao.types import Feedback, TrajectoryState
 
 ALREADY_USED = "already_used"
+ANSWER_SECONDS = 30.0
+"""What a score waits for a database that says nothing. A burst of scores waits for a free connection, too, and should not be refused for that."""
 NOT_WEIGHTED = "metric_not_weighted"
 _USED = frozenset({TrajectoryState.CLAIMED, TrajectoryState.TRAINED, TrajectoryState.REJECTED})
 _MAX_COMMENT = 10_000
@@ -102,7 +104,7 @@ class FeedbackService:
         raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
 
     async def _record(self, score: _Score) -> tuple[Receipt, bool]:
-        async with self._database.promptly(), self._database.write() as session:
+        async with self._database.promptly(ANSWER_SECONDS), self._database.write() as session:
             standing = await self._replayed(session, score)
             if standing is None:
                 target = await feedback.target(session, score.completion_id, score.choice)

@@ -139,13 +139,13 @@ class Database:
             yield session
 
     @asynccontextmanager
-    async def promptly(self) -> AsyncIterator[None]:
-        """Inside, a PostgreSQL server that gives no answer in _ANSWER_SECONDS is a StorageError like one that refuses; whether it has committed is
-        not known then. SQLite says by itself, after 30 s, that its file is locked by another process."""
+    async def promptly(self, seconds: float = _ANSWER_SECONDS) -> AsyncIterator[None]:
+        """Inside, a PostgreSQL server that gives no answer in ``seconds`` is a StorageError like one that refuses; whether it has committed is not
+        known then. SQLite says by itself, after 30 s, that its file is locked by another process."""
         if self.dialect == "sqlite":
             yield
             return
-        async with as_storage_errors(), asyncio.timeout(_ANSWER_SECONDS):
+        async with as_storage_errors(), asyncio.timeout(seconds):
             yield
 
     async def ping(self) -> None:

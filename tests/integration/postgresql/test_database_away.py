@@ -203,7 +203,7 @@ def test_a_server_that_is_frozen_is_away_too(server: Server, postgresql: Postgre
         answer = chat(server).raise_for_status().json()["id"]
         refused = post_score(server, identity)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
-        assert time.monotonic() - started < 45
+        assert time.monotonic() - started < 55
         started = time.monotonic()
         more = [chat(server).raise_for_status().json()["id"] for _ in range(3)]
         assert time.monotonic() - started < 9, "nobody waits for it again and again"

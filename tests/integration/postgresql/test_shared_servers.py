@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from databases import PostgreSQL
 from server_process import Server, until
@@ -142,6 +143,23 @@ def test_rolling_back_and_pausing_through_a_follower(pair: Pair) -> None:
     until(lambda: fingerprint(leader) == fingerprint(follower) == "tiny@v0", seconds=60, what="both back on version 0")
     found = call(follower, "GET", "/admin/rollbacks").json()["data"][0]
     assert (found["to_version"], found["problem"]) == (0, None)
+
+
+def test_a_leader_that_was_frozen_finds_another_leading_and_follows(pair: Pair) -> None:
+    """Nobody can know that it is not dead: its lease runs out. When it runs again it stops a leader's work, its learner included."""
+    leader, heir = pair.roles()
+    assert leader.process is not None
+    frozen = psutil.Process(leader.process.pid)
+    frozen.suspend()
+    try:
+        until(lambda: pair.leads(heir), seconds=TAKEOVER_SECONDS, what="another leader")
+    finally:
+        frozen.resume()
+    until(lambda: frozen.pid in pair.processes(leader) and not pair.leads(leader), seconds=60, what="following")
+    until(lambda: not [child for child in frozen.children() if "learn" in child.cmdline()], seconds=30, what="no learner of the follower")
+    assert pair.leads(heir)
+    assert chat(leader).status_code == chat(heir).status_code == 200
+    assert rows(heir, "SELECT count(*) FROM interactions WHERE status = 'generating'")[0]["count"] == 0
 
 
 def test_a_leader_that_ends_hands_over_at_once(pair: Pair) -> None:
