@@ -113,6 +113,12 @@ class LearningSettings(_Group):
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
     """Torch threads of the learner. 0: all cores."""
+    ranks: int = Field(1, ge=1)
+    """Processes that make each update together, each on its share of the batch (docs/operations.md)."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """``none``: every rank holds the whole base model. ``fsdp``: its blocks are divided among the ranks, for models that do not fit one device."""
+    rank_timeout_seconds: float = Field(300.0, gt=0)
+    """Longest time a rank waits for another before it gives the learner up, to be started again. A rank whose process died is missed at once."""
     niceness: int = Field(5, ge=0, le=19)
     """Unix niceness of the learner, so that serving goes first where they share cores."""
     batch_size: int | None = Field(None, gt=0)
@@ -157,6 +163,25 @@ class LearningSettings(_Group):
     """Write every update's metrics as TensorBoard files under data_dir/tensorboard (a few kilobytes an update)."""
     seed: int = 0
     """Seed of adapter initialisation and of the learner's random state."""
+
+    @model_validator(mode="after")
+    def _ranks(self) -> LearningSettings:
+        if self.sharding != "none" and self.ranks == 1:
+            raise ValueError('learning.sharding = "fsdp" divides the model among learning.ranks processes: set learning.ranks above 1')
+        return self
+
+
+class ClusterSettings(_Group):
+    """Ray places what is asked for here, on this machine or on a cluster (extra ``ray``; docs/operations.md)."""
+
+    place_learner: bool = False
+    """Have the learner placed by Ray, and started again by it, instead of as a child process of the server."""
+    address: str | None = None
+    """Address of a running Ray cluster (``auto``, ``10.0.0.1:6379``). None: a Ray of its own on this machine, which ends with the server."""
+    learner_cpus: float = Field(1.0, ge=0)
+    """CPUs that Ray sets aside for each rank of the learner."""
+    learner_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for each rank of the learner."""
 
 
 class GateSettings(_Group):
@@ -242,6 +267,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     learning: LearningSettings = Field(default_factory=LearningSettings)
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
     gates: GateSettings = Field(default_factory=GateSettings)
     exploration: ExplorationSettings = Field(default_factory=ExplorationSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from online_sao.config import Settings
-from online_sao.errors import LeaseLostError, NotReadyError, OnlineSAOError
+from online_sao.errors import ConfigurationError, LeaseLostError, NotReadyError, OnlineSAOError
 from online_sao.experience.rewards import score_to_reward
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
@@ -30,7 +30,7 @@ from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.meters import Meters
 from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
 from online_sao.runtime.scheduler import Job, Scheduler
-from online_sao.runtime.supervisor import Supervisor
+from online_sao.runtime.supervisor import LearnerKeeper, Supervisor
 from online_sao.runtime.tensorboard import TensorBoardLog
 from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
@@ -69,7 +69,7 @@ class Serving:
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database)
         self.history = HistoryService(self.database, settings.reward)
-        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        self._supervisor = _learner_keeper(settings) if settings.learning.enabled else None
         process = self._supervisor.process if self._supervisor is not None else lambda: None
         watch = LearnerWatch(process, settings.alarms.learner_silent_seconds)
         self.status = StatusService(self.database, watch=watch)
@@ -272,6 +272,18 @@ class Serving:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _learner_keeper(settings: Settings) -> LearnerKeeper:
+    if not settings.cluster.place_learner:
+        return Supervisor(settings.to_environment())
+    try:
+        from online_sao.runtime.cluster.placement import RayLearner
+    except ImportError as error:
+        raise ConfigurationError(
+            f"cluster.place_learner needs Ray ({error}): pip install 'online-sao[ray]', or set cluster.place_learner to false."
+        ) from error
+    return RayLearner(settings)
 
 
 async def _start_engine(engine: InferenceEngine, activator: Activator) -> None:

@@ -1,0 +1,1 @@
+"""What Ray places, and how it is kept alive. The only room that imports Ray; what runs in the serving process never imports the learner."""

@@ -1,0 +1,165 @@
+"""The serving side's view of a learner that Ray places: begun, looked at, ended. Owns the actor; stands where runtime/supervisor.py stands without it.
+
+The learner is a Ray actor whose constructor begins the learning, because the constructor is all that Ray runs again when it starts an actor anew. It
+ends with the process that asked for it. Never imports the learner: the actor does, in its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from online_sao.config import Settings
+from online_sao.runtime.supervisor import TERMINATE_SECONDS
+from online_sao.service.learner_watch import LearnerProcess
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""Longest wait for the actor's answer; it may be busy importing."""
+PLACING_SECONDS = 60.0
+"""After this long without an answer the operator is told what the actor asks of the cluster."""
+
+
+class LearnerHost:
+    """The actor: the learner's process, or where there are several ranks, the one that has Ray Train run them."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("online_sao").setLevel(logging.INFO)
+        self._learner: Any = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(Settings())
+
+    def report(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "gave_up": self._learner.gave_up, "ended": self._learner.ended}
+
+    def stopping(self) -> bool:
+        return bool(self._learner.stopping)
+
+    def stop(self) -> None:
+        self._learner.stop()
+
+
+class RayLearner:
+    """``poll`` about once a second; ``stop`` once. The first poll connects to Ray."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._actor: Any = None
+        self._pid: int | None = None
+        self._pid_before: int | None = None
+        self._asked: dict[str, float] = {}
+        self._started_at: float | None = None
+        self._told = False
+        self._stopping = False
+        self._connected_here = False
+        self.restarts = 0
+        self.gave_up = False
+
+    def process(self) -> LearnerProcess:
+        return LearnerProcess(self._started_at, self._pid is not None, self.gave_up)
+
+    async def poll(self) -> None:
+        """Have the learner placed where it is not; notice one that was started again, or cannot work."""
+        if self._stopping or self.gave_up:
+            return
+        if self._actor is None:
+            await asyncio.to_thread(self._place)
+        try:
+            report = await asyncio.wait_for(self._actor.report.remote(), ANSWER_SECONDS)
+        except TimeoutError:
+            self._say_what_is_asked()
+            return
+        except ActorDiedError as error:
+            logger.error("the learner's actor is gone, and is placed anew: %s", str(error).splitlines()[0])
+            self._pid = self._actor = None
+            return
+        except RayError:
+            self._pid = None  # Ray is starting it again
+            return
+        self._notice(report)
+
+    def retry(self) -> None:
+        """Something has changed: a learner that was given up is placed again at the next poll."""
+        if self.gave_up:
+            self._kill()
+            self.gave_up = False
+
+    def terminate(self) -> None:
+        """Ask the learner to end, and place it no more. Returns at once."""
+        self._stopping = True
+        if self._actor is not None:
+            self._actor.stop.remote()
+
+    async def stop(self) -> None:
+        """End the learner: as it is asked to, or else with its process. Then leave Ray, if it was entered here."""
+        self.terminate()
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        try:
+            while self._actor is not None and time.monotonic() < deadline:
+                report = await asyncio.wait_for(self._actor.report.remote(), max(0.1, deadline - time.monotonic()))
+                if report["ended"] or report["gave_up"]:
+                    break
+                await asyncio.sleep(0.1)
+        except (TimeoutError, RayError):
+            logger.warning("the learner did not end in %.1f s; killing it", TERMINATE_SECONDS)
+        self._kill()
+        if self._connected_here:
+            await asyncio.to_thread(ray.shutdown)
+
+    def _place(self) -> None:
+        cluster, learning = self._settings.cluster, self._settings.learning
+        if not ray.is_initialized():
+            ray.init(address=cluster.address, include_dashboard=False, logging_level=logging.WARNING)
+            self._connected_here = True
+        alone = learning.ranks == 1  # several ranks are workers of their own; the actor only waits for them
+        self._asked = {"num_cpus": cluster.learner_cpus if alone else 0, "num_gpus": cluster.learner_gpus if alone else 0}
+        remote = ray.remote(max_restarts=-1, runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}, **self._asked)(LearnerHost)
+        # Not what only the server needs: its token is nobody else's business.
+        environment = {name: value for name, value in self._settings.to_environment().items() if not name.startswith("ONLINE_SAO_SERVER__")}
+        self._started_at, self._told = time.monotonic(), False
+        self._actor = remote.remote(environment)
+
+    def _notice(self, report: dict[str, Any]) -> None:
+        if report["gave_up"] is not None:
+            self.gave_up, self._pid = True, None
+            logger.critical(
+                "the learner cannot work as it is set up, and is not started again: %s Change what that names, then resume the learner, roll back, "
+                "or restart the server. Serving goes on.",
+                report["gave_up"],
+            )
+            return
+        if report["pid"] == self._pid:
+            return
+        if self._pid_before is not None:
+            self.restarts += 1
+            self._started_at = time.monotonic()
+            logger.warning("Ray has started the learner again (pid %d)", report["pid"])
+        else:
+            logger.info("learner placed by Ray (pid %d)", report["pid"])
+        self._pid = self._pid_before = report["pid"]
+
+    def _say_what_is_asked(self) -> None:
+        if self._pid is None and not self._told and self._started_at is not None and time.monotonic() - self._started_at > PLACING_SECONDS:
+            self._told = True
+            logger.warning(
+                "Ray has not started the learner in %.0f s. It asks for %s, and the cluster has %s free: see cluster.learner_cpus, learner_gpus.",
+                PLACING_SECONDS,
+                self._asked,
+                ray.available_resources(),
+            )
+
+    def _kill(self) -> None:
+        if self._actor is not None:
+            try:
+                ray.kill(self._actor, no_restart=True)
+            except RayError as error:
+                logger.debug("the learner's actor could not be killed: %s", error)
+        self._actor = self._pid = self._pid_before = None

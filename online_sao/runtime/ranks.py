@@ -1,0 +1,82 @@
+"""The processes of a learner of several ranks on one machine. Owns how ranks 1, 2, … are started, how all find each other, and what such a rank does.
+
+Rank 0 is the learner process as it always was: it holds the lease, runs the learning cycle, and is the only one that knows database, checkpoints and
+policy store. The others are its children, and end with it. Where somebody else has started and joined the ranks (runtime/cluster), nothing is started
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.multiprocessing.spawn import start_processes
+
+from online_sao.config import Settings
+from online_sao.errors import RanksLostError
+from online_sao.learner.ranks import ProcessGroup, Ranks
+from online_sao.runtime.learner_setup import build_learner
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 5.0
+JOIN_SECONDS = 600.0
+"""What the others are given to start and find rank 0: imports take a minute on a machine that is busy."""
+
+
+def join(settings: Settings) -> Ranks:
+    """On rank 0: all ranks of this learner, the others started. Raises RanksLostError where they do not come."""
+    size = settings.learning.ranks
+    if not dist.is_initialized():
+        if size == 1:
+            return Ranks()
+        store = TCPStore("127.0.0.1", 0, world_size=size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
+        # Daemons: they end with this process, by its own word or, where it is killed, by the kernel's and by the connection that is cut.
+        told = (settings.to_environment(), store.port)
+        start_processes(_follow_here, told, nprocs=size - 1, join=False, daemon=True, start_method="spawn")  # type: ignore[no-untyped-call]
+        _initialise(settings, store, rank=0)
+    return ProcessGroup(sharded=settings.learning.sharding == "fsdp")
+
+
+def follow(settings: Settings) -> None:
+    """On every other rank, its process group joined: until rank 0 dismisses it. Raises RanksLostError when rank 0 or another rank is gone."""
+    build_learner(settings, ProcessGroup(sharded=settings.learning.sharding == "fsdp")).follow()
+
+
+def set_threads(settings: Settings) -> None:
+    """Torch threads of one rank: what is set, or its share of this machine's cores."""
+    torch.set_num_threads(settings.learning.threads or max(1, (os.cpu_count() or 1) // settings.learning.ranks))
+
+
+def _initialise(settings: Settings, store: TCPStore, rank: int) -> None:
+    # On this machine alone: what the ranks say to each other is pickled, and nobody else must be able to say it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=settings.learning.ranks, timeout=timedelta(seconds=settings.learning.rank_timeout_seconds)
+        )
+    except RuntimeError as error:
+        raise RanksLostError(f"The ranks of the learner did not find each other: {error}") from error
+
+
+def _follow_here(index: int, environment: dict[str, str], port: int) -> None:
+    """The whole life of rank ``index`` + 1, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0 to understand
+    os.environ.update(environment)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    settings = Settings()
+    set_threads(settings)
+    size = settings.learning.ranks
+    store = TCPStore("127.0.0.1", port, world_size=size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
+    try:
+        _initialise(settings, store, rank=index + 1)
+        follow(settings)
+    except RanksLostError as error:
+        logger.warning("rank %d ends: %s", index + 1, error.message)
+        os._exit(1)
+    os._exit(0)
