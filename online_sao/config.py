@@ -113,6 +113,8 @@ class LearningSettings(_Group):
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
     """Torch threads of the learner. 0: all cores."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the learner computes. With ``cuda`` every rank takes a GPU of its own, and gradients meet over NCCL."""
     ranks: int = Field(1, ge=1)
     """Processes that make each update together, each on its share of the batch (docs/operations.md)."""
     sharding: Literal["none", "fsdp"] = "none"
@@ -172,7 +174,7 @@ class LearningSettings(_Group):
 
 
 class ClusterSettings(_Group):
-    """Ray places what is asked for here, on this machine or on a cluster (extra ``ray``; docs/operations.md)."""
+    """Ray places what is asked for here, on this machine or on a cluster (needs the extra named ray; docs/operations.md)."""
 
     place_learner: bool = False
     """Have the learner placed by Ray, and started again by it, instead of as a child process of the server."""

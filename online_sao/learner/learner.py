@@ -8,7 +8,6 @@ of the result. Not safe for concurrent use; every method is blocking.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
@@ -56,16 +55,27 @@ class UpdateCancelledError(OnlineSAOError):
 
 class Learner:
     """``base`` is used in place (frozen) and must be the model that ``digest`` names. ``seed`` fixes the adapters' initialisation. ``ranks``: the
-    processes, this one among them, that make updates together. Call the methods on rank 0; the others ``follow``."""
+    processes, this one among them, that make updates together. Call the methods on rank 0; the others ``follow``. ``device``: where models and
+    optimisers live; batches, states and reports are in main memory."""
 
     def __init__(
-        self, base: PreTrainedModel, digest: str, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0, ranks: Ranks | None = None
+        self,
+        base: PreTrainedModel,
+        digest: str,
+        recipe: Recipe,
+        *,
+        lora_rank: int,
+        lora_alpha: int,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+        device: str = "cpu",
     ) -> None:
         self.recipe = recipe
         self.ranks = ranks or Ranks()
         self.identity = LearnerIdentity(digest, lora_rank, lora_alpha)
         self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
-        self.ranks.place(self._backbone)
+        self.ranks.place(self._backbone, device)
+        self._backbone.to(device)
         self.policy = PolicyModel(self._backbone)
         self.value = ValueModel(self._backbone)
         self._policy_optimizer = make_optimizer(self.policy.parameters(), recipe.policy_learning_rate, recipe)
@@ -79,10 +89,20 @@ class Learner:
         self._initial = self.snapshot()
 
     @classmethod
-    def open(cls, model_path: Path, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0, ranks: Ranks | None = None) -> Learner:
+    def open(
+        cls,
+        model_path: Path,
+        recipe: Recipe,
+        *,
+        lora_rank: int,
+        lora_alpha: int,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+        device: str = "cpu",
+    ) -> Learner:
         """A learner that stands on the base model in a folder of models.catalog."""
         base, digest = load_model(model_path), base_digest(model_path)
-        return cls(base, digest, recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed, ranks=ranks)
+        return cls(base, digest, recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed, ranks=ranks, device=device)
 
     @property
     def vocabulary_size(self) -> int:
@@ -232,10 +252,12 @@ class Learner:
         """Log-probabilities of ``token_ids`` after ``prompt_ids`` (at least one) under the policy as it stands, at ``temperature``."""
         if self.ranks.sharded:
             self.ranks.lead("score", prompt_ids, token_ids, temperature, state=self.snapshot)
-        ids = torch.tensor([*prompt_ids, *token_ids])
-        positions = torch.arange(len(prompt_ids), len(ids))
-        logits = self.policy.logits(self.policy.states(ids, torch.arange(len(ids)), torch.zeros_like(ids), positions - 1))
-        logprobs: list[float] = token_logprobs(logits, ids[positions], torch.full((len(positions),), temperature)).tolist()
+        ids = torch.tensor([*prompt_ids, *token_ids], device=self.policy.device)
+        everywhere = torch.arange(len(ids), device=ids.device)
+        positions = everywhere[len(prompt_ids) :]
+        logits = self.policy.logits(self.policy.states(ids, everywhere, torch.zeros_like(ids), positions - 1))
+        temperatures = torch.full((len(positions),), temperature, device=ids.device)
+        logprobs: list[float] = token_logprobs(logits, ids[positions], temperatures).tolist()
         return logprobs
 
     @contextmanager
@@ -304,8 +326,8 @@ class Learner:
         return LearnerState(
             policy=learner_state.copy_tensors(self.policy.parameters()),
             value=learner_state.copy_tensors(self.value.parameters()),
-            policy_optimizer=copy.deepcopy(self._policy_optimizer.state_dict()),
-            value_optimizer=copy.deepcopy(self._value_optimizer.state_dict()),
+            policy_optimizer=learner_state.copy_optimizer(self._policy_optimizer),
+            value_optimizer=learner_state.copy_optimizer(self._value_optimizer),
             window=tuple(self._window),
             updates=self.updates,
             kl_base=self._kl_base,

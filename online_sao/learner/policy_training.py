@@ -5,10 +5,13 @@ The policy loss (docs/design.md §5) and the anchor, over the action tokens of t
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
 from online_sao.algorithm.diagnostics import entropy
+from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.losses import anchor_loss, policy_loss
 from online_sao.algorithm.recipes import Recipe
 from online_sao.experience.batching import PackedMicrobatch
@@ -29,6 +32,7 @@ def accumulate(
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
     current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
     """
+    microbatch, advantages = microbatch.to(policy.device), advantages.to(policy.device)
     base_states = policy.base_states(*forward_inputs(microbatch))
     states = policy.states(*forward_inputs(microbatch))
     leaf = states.detach().requires_grad_()
@@ -47,6 +51,7 @@ def accumulate(
         total.backward()  # type: ignore[no-untyped-call]
         losses.append(float(total.detach()))
         kl_base.append(float(anchor.detach()))
-        entropies.append(entropy(logits.detach(), temperatures[c]))
+        entropies.append(entropy(logits.detach(), temperatures[c]).cpu())
     states.backward(leaf.grad)  # type: ignore[no-untyped-call]
-    return PolicyPiece(losses, kl_base, entropies, decided, current - microbatch.behavior_logprobs)
+    decided = TokenWeights(**{item.name: getattr(decided, item.name).cpu() for item in fields(decided)})
+    return PolicyPiece(losses, kl_base, entropies, decided, (current - microbatch.behavior_logprobs).cpu())

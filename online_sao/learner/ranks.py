@@ -44,8 +44,8 @@ class Ranks:
     sharded = False
     """Whether the frozen base is divided among the ranks: then every forward pass needs all of them."""
 
-    def place(self, backbone: Backbone) -> None:
-        """Divide the frozen base among the ranks, where it is to be."""
+    def place(self, backbone: Backbone, device: str) -> None:
+        """Divide the frozen base among the ranks and their ``device``s, where it is to be."""
 
     def lead(self, method: str, *arguments: Any, state: Callable[[], Any]) -> None:
         """On rank 0, before it runs ``method``: have the others run it too, from rank 0's ``state()``. Nothing on the others, which are being led."""
@@ -81,9 +81,9 @@ class ProcessGroup(Ranks):
     def __init__(self, *, sharded: bool = False) -> None:
         self.rank, self.size, self.sharded = dist.get_rank(), dist.get_world_size(), sharded
 
-    def place(self, backbone: Backbone) -> None:
+    def place(self, backbone: Backbone, device: str) -> None:
         if self.sharded:
-            backbone.shard(init_device_mesh(backbone.device.type, (self.size,)))
+            backbone.shard(init_device_mesh(device, (self.size,)))
 
     def lead(self, method: str, *arguments: Any, state: Callable[[], Any]) -> None:
         if self.rank == 0:

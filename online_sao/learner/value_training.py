@@ -68,10 +68,10 @@ class ValueTrainer:
         result = ValuePass()
 
         def accumulate(index: int) -> tuple[float, Tensor]:
-            values = self._model.values(*forward_inputs(batch.microbatches[index]))
-            loss = value_loss(values, targets[index], batch.num_action_tokens)
+            values = self._model.values(*forward_inputs(batch.microbatches[index].to(self._model.device)))
+            loss = value_loss(values, targets[index].to(self._model.device), batch.num_action_tokens)
             loss.backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach()), values.detach()
+            return float(loss.detach()), values.detach().cpu()
 
         for number in range(passes):
             self._optimizer.zero_grad(set_to_none=True)
@@ -99,7 +99,7 @@ class ValueTrainer:
 
     def _read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
         def values(index: int) -> Tensor:
-            return self._model.values_without_gradient(*forward_inputs(batch.microbatches[index]))
+            return self._model.values_without_gradient(*forward_inputs(batch.microbatches[index].to(self._model.device))).cpu()
 
         return self._ranks.each(len(batch.microbatches), values, check)
 

@@ -57,6 +57,14 @@ class Backbone:
             fully_shard(block, mesh=mesh, ignored_params=adapters)
         # The whole body too, though nothing is left for it to divide: it gives its blocks one common order of work.
         fully_shard(body, mesh=mesh, ignored_params=set(body.parameters()))
+        self._read_pristine()
+
+    def to(self, device: str) -> None:
+        """Move all of it. Optimisers made before do not follow."""
+        self._causal_model.to(device)
+        self._read_pristine()
+
+    def _read_pristine(self) -> None:
         self.pristine = {name: self._causal_model.get_submodule(name).base_layer.weight.detach() for name in self.pristine}
 
     @property

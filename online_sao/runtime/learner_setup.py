@@ -44,4 +44,5 @@ def build_learner(settings: Settings, ranks: Ranks | None = None) -> Learner:
         lora_alpha=policy.lora_alpha,
         seed=settings.learning.seed,
         ranks=ranks,
+        device=settings.learning.device,
     )

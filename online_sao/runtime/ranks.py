@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
 
 from online_sao.config import Settings
 from online_sao.errors import RanksLostError
@@ -37,8 +38,9 @@ def join(settings: Settings) -> Ranks:
             return Ranks()
         store = TCPStore("127.0.0.1", 0, world_size=size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
         # Daemons: they end with this process, by its own word or, where it is killed, by the kernel's and by the connection that is cut.
-        told = (settings.to_environment(), store.port)
-        start_processes(_follow_here, told, nprocs=size - 1, join=False, daemon=True, start_method="spawn")  # type: ignore[no-untyped-call]
+        told = (os.getpid(), settings.to_environment(), store.port)
+        others = start_processes(_follow_here, told, nprocs=size - 1, join=False, daemon=True, start_method="spawn")  # type: ignore[no-untyped-call]
+        _await(others, store, [f"rank {rank}" for rank in range(1, size)])
         _initialise(settings, store, rank=0)
     return ProcessGroup(sharded=settings.learning.sharding == "fsdp")
 
@@ -48,32 +50,54 @@ def follow(settings: Settings) -> None:
     build_learner(settings, ProcessGroup(sharded=settings.learning.sharding == "fsdp")).follow()
 
 
+def backend(settings: Settings) -> str:
+    """Tensors in main memory and everything that is pickled go over gloo, those of a GPU over NCCL."""
+    return "cpu:gloo,cuda:nccl" if settings.learning.device == "cuda" else "gloo"
+
+
 def set_threads(settings: Settings) -> None:
     """Torch threads of one rank: what is set, or its share of this machine's cores."""
     torch.set_num_threads(settings.learning.threads or max(1, (os.cpu_count() or 1) // settings.learning.ranks))
 
 
+def _await(others: ProcessContext, store: TCPStore, ranks: list[str]) -> None:
+    """Until all have come, so that the process group's own patience is not spent on their imports."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not store.check(ranks):
+        try:
+            others.join(timeout=0.2)
+        except ProcessException as error:
+            raise RanksLostError(f"A rank of the learner did not start: {error}") from error
+        if time.monotonic() > deadline:
+            raise RanksLostError(f"The ranks of the learner have not all started within {JOIN_SECONDS:.0f} s.")
+
+
 def _initialise(settings: Settings, store: TCPStore, rank: int) -> None:
     # On this machine alone: what the ranks say to each other is pickled, and nobody else must be able to say it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timeout = timedelta(seconds=settings.learning.rank_timeout_seconds)
     try:
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=settings.learning.ranks, timeout=timedelta(seconds=settings.learning.rank_timeout_seconds)
-        )
+        dist.init_process_group(backend(settings), store=store, rank=rank, world_size=settings.learning.ranks, timeout=timeout)
     except RuntimeError as error:
         raise RanksLostError(f"The ranks of the learner did not find each other: {error}") from error
 
 
-def _follow_here(index: int, environment: dict[str, str], port: int) -> None:
+def _follow_here(index: int, parent: int, environment: dict[str, str], port: int) -> None:
     """The whole life of rank ``index`` + 1, in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0 to understand
+    # The kernel sends it when rank 0 dies (start_processes asks for that), and it must work while this process waits inside a library.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.getppid() != parent:
+        os._exit(1)
     os.environ.update(environment)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     settings = Settings()
     set_threads(settings)
+    if settings.learning.device == "cuda":
+        torch.cuda.set_device((index + 1) % torch.cuda.device_count())
     size = settings.learning.ranks
     store = TCPStore("127.0.0.1", port, world_size=size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
     try:
+        store.set(f"rank {index + 1}", "here")
         _initialise(settings, store, rank=index + 1)
         follow(settings)
     except RanksLostError as error:

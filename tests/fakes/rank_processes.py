@@ -36,10 +36,8 @@ def _live(rank: int, size: int, folder: Path, job: Job, sharded: bool, break_sum
     if rank > 0:
         bench.learner.follow()
         torch.save({**bench.policy(), **bench.value()}, folder / f"weights-{rank}.pt")
-        return
-    try:
+    else:
         torch.save(job(bench, given), folder / "out.pt")
-    finally:
         bench.learner.ranks.dismiss()
     dist.barrier()
 

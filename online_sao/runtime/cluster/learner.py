@@ -20,7 +20,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, RanksLostError
 from online_sao.runtime.learning import live
-from online_sao.runtime.ranks import follow, set_threads
+from online_sao.runtime.ranks import backend, follow, set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class PlacedLearner:
         trainer = TorchTrainer(
             _be_a_rank,
             train_loop_config={"environment": settings.to_environment(), "host": ray.get_runtime_context().current_actor},
-            torch_config=TorchConfig(backend="gloo", timeout_s=int(settings.learning.rank_timeout_seconds)),
+            torch_config=TorchConfig(backend=backend(settings), timeout_s=int(settings.learning.rank_timeout_seconds)),
             scaling_config=ScalingConfig(
                 num_workers=settings.learning.ranks,
                 use_gpu=cluster.learner_gpus > 0,

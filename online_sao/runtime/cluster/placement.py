@@ -1,4 +1,5 @@
-"""The serving side's view of a learner that Ray places: begun, looked at, ended. Owns the actor; stands where runtime/supervisor.py stands without it.
+"""The serving side's view of a learner that Ray places: begun, looked at, ended. Owns the actor; takes the place of
+runtime/supervisor.py.
 
 The learner is a Ray actor whose constructor begins the learning, because the constructor is all that Ray runs again when it starts an actor anew. It
 ends with the process that asked for it. Never imports the learner: the actor does, in its own process.
