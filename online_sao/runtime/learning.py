@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
 PARENT_POLL_SECONDS = 0.5
-DISMISS_SECONDS = 0.5
+DISMISS_SECONDS = 1.0
 """What it may take to tell the other ranks that it is over, before this one ends all the same."""
 LEASE_HELD_EXIT = 3
 """Exit code where another learner has this database: it may be gone the next time. What cannot work however often it is tried ends with 2."""

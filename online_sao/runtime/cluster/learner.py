@@ -25,30 +25,22 @@ from online_sao.runtime.ranks import backend, follow, set_threads
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 3.0
-"""From a failure to the next try."""
+"""From the loss of a rank to the next run of all."""
 ASK_SECONDS = 0.5
 """Between two looks of rank 0 at whether the actor that began it wants it to end."""
 
 
 class PlacedLearner:
-    """Begins with its creation, in a thread of its own. ``gave_up``: why it cannot work as it is set up, if so; ``ended``: it has stopped as it was
-    told."""
+    """``run`` once, until ``stop`` is set. ``gave_up``: why it cannot work as it is set up, if so; ``ended``: it has stopped as it was told."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
         self._settings = settings
-        self._stop = threading.Event()
+        self._stop = stop
         self.gave_up: str | None = None
         self.ended = False
-        threading.Thread(target=self._live, name="learner", daemon=True).start()
 
-    def stop(self) -> None:
-        self._stop.set()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stop.is_set()
-
-    def _live(self) -> None:
+    def run(self) -> None:
+        """Raises RanksLostError where this process should begin anew."""
         several = self._settings.learning.ranks > 1
         try:
             while not self._stop.is_set():
@@ -56,21 +48,15 @@ class PlacedLearner:
                     code = self._train() if several else _be_the_learner(self._settings, self._stop)
                 except LeaseHeldError as error:
                     logger.warning("%s", error.message)
-                    code = 1
-                else:
-                    if code != 0 and not several:
-                        self._stop.wait(AGAIN_SECONDS)
-                        os._exit(1)  # Ray starts the actor again, in a fresh process: whatever still runs in this one is gone with it
+                    self._stop.wait(AGAIN_SECONDS)
+                    continue
+                if code != 0 and not several:
+                    raise RanksLostError("The learner has ended; the lines above say why.")
                 if code != 0:
                     self._stop.wait(AGAIN_SECONDS)
             self.ended = True
         except ConfigurationError as error:
             self.gave_up = error.message
-            logger.critical("the learner cannot work as it is set up: %s", error.message)
-        except BaseException:
-            logger.exception("the learner failed")
-            self._stop.wait(AGAIN_SECONDS)
-            os._exit(1)
 
     def _train(self) -> int:
         """One run of all ranks. Raises ConfigurationError where rank 0 did; 1 where anything else ended it."""

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import logging
 import os
+import threading
 import time
 from typing import Any
 
@@ -24,7 +25,9 @@ from online_sao.service.learner_watch import LearnerProcess
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Longest wait for the actor's answer; it may be busy importing."""
+"""Longest wait for the actor's answer; it may not have been placed yet."""
+AGAIN_SECONDS = 3.0
+"""From a failure of the learner to its next start."""
 PLACING_SECONDS = 60.0
 """After this long without an answer the operator is told what the actor asks of the cluster."""
 
@@ -36,16 +39,29 @@ class LearnerHost:
         os.environ.update(environment)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("online_sao").setLevel(logging.INFO)
-        self._learner: Any = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(Settings())
+        self._stop = threading.Event()
+        self._learner: Any = None
+        threading.Thread(target=self._begin, name="learner", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Beside the constructor, whose end is what Ray and the server wait for: the imports alone take many seconds."""
+        try:
+            self._learner = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(Settings(), self._stop)
+            self._learner.run()
+        except BaseException:
+            logger.exception("the learner failed")
+            self._stop.wait(AGAIN_SECONDS)
+            os._exit(1)  # Ray starts the actor again, in a fresh process: whatever still runs in this one is gone with it
 
     def report(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "gave_up": self._learner.gave_up, "ended": self._learner.ended}
+        gave_up, ended = (self._learner.gave_up, self._learner.ended) if self._learner is not None else (None, False)
+        return {"pid": os.getpid(), "gave_up": gave_up, "ended": ended}
 
     def stopping(self) -> bool:
-        return bool(self._learner.stopping)
+        return self._stop.is_set()
 
     def stop(self) -> None:
-        self._learner.stop()
+        self._stop.set()
 
 
 class RayLearner:

@@ -39,7 +39,6 @@ def test_two_ranks_learn_and_end_together(home):
     assert process.wait(timeout=30) == 0
     ended(home, ranks, 30)
     home.assert_sound(updates=2)
-    assert "ends:" not in home.log()  # dismissed, not left behind
 
     home.insert_scored()
     home.fork()  # one rank goes on where two left off
@@ -50,11 +49,11 @@ def test_two_ranks_learn_and_end_together(home):
 @pytest.mark.parametrize("point", ["inside the update", "rank 1 dies inside the update", "rank 1 hangs inside the update"])
 def test_a_rank_is_lost_in_the_middle_of_an_update(home, point):
     home.insert_scored()
-    patience = "120" if "hangs" not in point else "5"
+    patience = "120" if "hangs" not in point else "20"
     process = home.fork(point, **{**TWO, "ONLINE_SAO_LEARNING__RANK_TIMEOUT_SECONDS": patience})
     home.wait_for("the update has begun", lambda: process.poll() is not None or home.phase() == "updating")
     ranks = others(home) if process.poll() is None else []
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=120)
     assert code == (-signal.SIGKILL if point == "inside the update" else 1), home.log()
     ended(home, ranks, 30)
     assert (home.count("claimed"), home.checkpoints()) == (4, []), "the batch is neither lost nor blamed"
