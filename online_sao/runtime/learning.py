@@ -108,7 +108,11 @@ async def _learn(settings: Settings, database: Database, compute: Background, st
         return
     learner = opening.result()
     logger.info("learner ready: %s/%s, batches of %d", learner.recipe.name, learner.recipe.preset, learner.recipe.batch_size)
-    await _until_stopped(LearningCycle(settings, database, learner, compute, status, stopping).run(), _keep_in_touch(learner, compute))
+    try:
+        await _until_stopped(LearningCycle(settings, database, learner, compute, status, stopping).run(), _keep_in_touch(learner, compute))
+    except RanksLostError:
+        if not stopping.is_set():  # the others may have been told to end a moment before this one
+            raise
     try:
         await asyncio.wait_for(compute.run(learner.ranks.dismiss), timeout=DISMISS_SECONDS)
     except (TimeoutError, RanksLostError):

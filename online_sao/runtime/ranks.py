@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import sys
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
 
 from online_sao.config import Settings
@@ -36,9 +38,13 @@ def join(settings: Settings) -> Ranks:
     if not dist.is_initialized():
         if size == 1:
             return Ranks()
-        store = TCPStore("127.0.0.1", 0, world_size=size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
+        # A file, not a port: whoever could write to it could make the ranks believe anything.
+        folder = settings.storage.data_dir.absolute() / "ranks"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        store = FileStore(str(folder / "store"), size)
         # Daemons: they end with this process, by its own word or, where it is killed, by the kernel's and by the connection that is cut.
-        told = (os.getpid(), settings.to_environment(), store.port)
+        told = (os.getpid(), settings.to_environment(), str(folder / "store"))
         others = start_processes(_follow_here, told, nprocs=size - 1, join=False, daemon=True, start_method="spawn")  # type: ignore[no-untyped-call]
         _await(others, store, [f"rank {rank}" for rank in range(1, size)])
         _initialise(settings, store, rank=0)
@@ -60,7 +66,7 @@ def set_threads(settings: Settings) -> None:
     torch.set_num_threads(settings.learning.threads or max(1, (os.cpu_count() or 1) // settings.learning.ranks))
 
 
-def _await(others: ProcessContext, store: TCPStore, ranks: list[str]) -> None:
+def _await(others: ProcessContext, store: FileStore, ranks: list[str]) -> None:
     """Until all have come, so that the process group's own patience is not spent on their imports."""
     deadline = time.monotonic() + JOIN_SECONDS
     while not store.check(ranks):
@@ -72,9 +78,9 @@ def _await(others: ProcessContext, store: TCPStore, ranks: list[str]) -> None:
             raise RanksLostError(f"The ranks of the learner have not all started within {JOIN_SECONDS:.0f} s.")
 
 
-def _initialise(settings: Settings, store: TCPStore, rank: int) -> None:
+def _initialise(settings: Settings, store: FileStore, rank: int) -> None:
     # On this machine alone: what the ranks say to each other is pickled, and nobody else must be able to say it.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     timeout = timedelta(seconds=settings.learning.rank_timeout_seconds)
     try:
         dist.init_process_group(backend(settings), store=store, rank=rank, world_size=settings.learning.ranks, timeout=timeout)
@@ -82,7 +88,7 @@ def _initialise(settings: Settings, store: TCPStore, rank: int) -> None:
         raise RanksLostError(f"The ranks of the learner did not find each other: {error}") from error
 
 
-def _follow_here(index: int, parent: int, environment: dict[str, str], port: int) -> None:
+def _follow_here(index: int, parent: int, environment: dict[str, str], store_file: str) -> None:
     """The whole life of rank ``index`` + 1, in a process of its own."""
     # The kernel sends it when rank 0 dies (start_processes asks for that), and it must work while this process waits inside a library.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -94,8 +100,7 @@ def _follow_here(index: int, parent: int, environment: dict[str, str], port: int
     set_threads(settings)
     if settings.learning.device == "cuda":
         torch.cuda.set_device((index + 1) % torch.cuda.device_count())
-    size = settings.learning.ranks
-    store = TCPStore("127.0.0.1", port, world_size=size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS))
+    store = FileStore(store_file, settings.learning.ranks)
     try:
         store.set(f"rank {index + 1}", "here")
         _initialise(settings, store, rank=index + 1)
