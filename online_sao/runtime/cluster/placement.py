@@ -1,5 +1,4 @@
-"""The serving side's view of a learner that Ray places: begun, looked at, ended. Owns the actor; takes the place of
-runtime/supervisor.py.
+"""The serving side's view of a learner that Ray places: begun, looked at, ended. Owns the actor; takes the place of runtime/supervisor.py.
 
 The learner is a Ray actor whose constructor begins the learning, because the constructor is all that Ray runs again when it starts an actor anew. It
 ends with the process that asked for it. Never imports the learner: the actor does, in its own process.
@@ -8,10 +7,7 @@ ends with the process that asked for it. Never imports the learner: the actor do
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import os
-import threading
 import time
 from typing import Any
 
@@ -19,6 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from online_sao.config import Settings
+from online_sao.runtime.cluster.host import LearnerHost
 from online_sao.runtime.supervisor import TERMINATE_SECONDS
 from online_sao.service.learner_watch import LearnerProcess
 
@@ -26,42 +23,8 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """Longest wait for the actor's answer; it may not have been placed yet."""
-AGAIN_SECONDS = 3.0
-"""From a failure of the learner to its next start."""
 PLACING_SECONDS = 60.0
 """After this long without an answer the operator is told what the actor asks of the cluster."""
-
-
-class LearnerHost:
-    """The actor: the learner's process, or where there are several ranks, the one that has Ray Train run them."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        os.environ.update(environment)
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("online_sao").setLevel(logging.INFO)
-        self._stop = threading.Event()
-        self._learner: Any = None
-        threading.Thread(target=self._begin, name="learner", daemon=True).start()
-
-    def _begin(self) -> None:
-        """Beside the constructor, whose end is what Ray and the server wait for: the imports alone take many seconds."""
-        try:
-            self._learner = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(Settings(), self._stop)
-            self._learner.run()
-        except BaseException:
-            logger.exception("the learner failed")
-            self._stop.wait(AGAIN_SECONDS)
-            os._exit(1)  # Ray starts the actor again, in a fresh process: whatever still runs in this one is gone with it
-
-    def report(self) -> dict[str, Any]:
-        gave_up, ended = (self._learner.gave_up, self._learner.ended) if self._learner is not None else (None, False)
-        return {"pid": os.getpid(), "gave_up": gave_up, "ended": ended}
-
-    def stopping(self) -> bool:
-        return self._stop.is_set()
-
-    def stop(self) -> None:
-        self._stop.set()
 
 
 class RayLearner:
