@@ -33,8 +33,9 @@ class RayLearner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._actor: Any = None
+        self._running = False
+        """There is an actor, or is about to be for the first time; not while Ray starts it again."""
         self._pid: int | None = None
-        self._pid_before: int | None = None
         self._asked: dict[str, float] = {}
         self._started_at: float | None = None
         self._told = False
@@ -44,14 +45,25 @@ class RayLearner:
         self.gave_up = False
 
     def process(self) -> LearnerProcess:
-        return LearnerProcess(self._started_at, self._pid is not None, self.gave_up)
+        return LearnerProcess(self._started_at, self._running, self.gave_up)
 
     async def poll(self) -> None:
         """Have the learner placed where it is not; notice one that was started again, or cannot work."""
         if self._stopping or self.gave_up:
             return
         if self._actor is None:
-            await asyncio.to_thread(self._place)
+            try:
+                await asyncio.to_thread(self._place)
+            except (OSError, RuntimeError, ValueError) as error:
+                self.gave_up = True
+                where = f"the Ray cluster at {self._settings.cluster.address}" if self._settings.cluster.address else "Ray on this machine"
+                logger.critical(
+                    "%s cannot be reached or started: %s. Start it or change cluster.address, then resume the learner or restart the server. "
+                    "Serving goes on.",
+                    where,
+                    str(error).splitlines()[0],
+                )
+                return
         try:
             report = await asyncio.wait_for(self._actor.report.remote(), ANSWER_SECONDS)
         except TimeoutError:
@@ -59,10 +71,10 @@ class RayLearner:
             return
         except ActorDiedError as error:
             logger.error("the learner's actor is gone, and is placed anew: %s", str(error).splitlines()[0])
-            self._pid = self._actor = None
+            self._kill()
             return
         except RayError:
-            self._pid = None  # Ray is starting it again
+            self._running = False
             return
         self._notice(report)
 
@@ -105,26 +117,27 @@ class RayLearner:
         # Not what only the server needs: its token is nobody else's business.
         environment = {name: value for name, value in self._settings.to_environment().items() if not name.startswith("ONLINE_SAO_SERVER__")}
         self._started_at, self._told = time.monotonic(), False
-        self._actor = remote.remote(environment)
+        self._actor, self._running = remote.remote(environment), True
 
     def _notice(self, report: dict[str, Any]) -> None:
         if report["gave_up"] is not None:
-            self.gave_up, self._pid = True, None
+            self.gave_up, self._running = True, False
             logger.critical(
                 "the learner cannot work as it is set up, and is not started again: %s Change what that names, then resume the learner, roll back, "
                 "or restart the server. Serving goes on.",
                 report["gave_up"],
             )
             return
+        self._running = True
         if report["pid"] == self._pid:
             return
-        if self._pid_before is not None:
+        if self._pid is not None:
             self.restarts += 1
             self._started_at = time.monotonic()
             logger.warning("Ray has started the learner again (pid %d)", report["pid"])
         else:
             logger.info("learner placed by Ray (pid %d)", report["pid"])
-        self._pid = self._pid_before = report["pid"]
+        self._pid = report["pid"]
 
     def _say_what_is_asked(self) -> None:
         if self._pid is None and not self._told and self._started_at is not None and time.monotonic() - self._started_at > PLACING_SECONDS:
@@ -142,4 +155,4 @@ class RayLearner:
                 ray.kill(self._actor, no_restart=True)
             except RayError as error:
                 logger.debug("the learner's actor could not be killed: %s", error)
-        self._actor = self._pid = self._pid_before = None
+        self._actor, self._pid, self._running = None, None, False
