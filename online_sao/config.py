@@ -94,7 +94,7 @@ class EngineSettings(_Group):
 
 
 class ClusterSettings(_Group):
-    """Several engines that serve as one, as actors of a Ray cluster (extra ``ray``; docs/operations.md)."""
+    """What Ray places, on this machine or on a cluster: several engines that serve as one, the learner (extra ``ray``; docs/operations.md)."""
 
     replicas: int = Field(0, ge=0)
     """Engines, each a process of its own. 0: one engine inside the service, without Ray."""
@@ -107,10 +107,23 @@ class ClusterSettings(_Group):
     replica_gpus: float = Field(0.0, ge=0)
     """GPUs a replica reserves, and is shown."""
 
+    place_learner: bool = False
+    """Have the learner placed by Ray, and started again by it, instead of as a child process of the server."""
+    learner_cpus: float = Field(1.0, ge=0)
+    """CPUs that each rank of the learner reserves."""
+    learner_gpus: float = Field(0.0, ge=0)
+    """GPUs that each rank of the learner reserves, and is shown."""
+
+    @property
+    def uses_ray(self) -> bool:
+        return self.replicas > 0 or self.place_learner
+
     @model_validator(mode="after")
-    def _replicas_are_asked_for(self) -> ClusterSettings:
-        if self.ray_address is not None and not self.replicas:
-            raise ValueError("cluster.ray_address is given, and cluster.replicas is 0: say how many engines shall run there (--replicas)")
+    def _something_is_asked_for(self) -> ClusterSettings:
+        if self.ray_address is not None and not self.uses_ray:
+            raise ValueError(
+                "cluster.ray_address is given, and nothing is to run there: say how many engines (--replicas), or set cluster.place_learner"
+            )
         return self
 
 
@@ -146,6 +159,14 @@ class LearningSettings(_Group):
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
     """Torch threads of the learner. 0: all cores."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the learner computes. With ``cuda`` every rank takes a GPU of its own, and gradients meet over NCCL."""
+    ranks: int = Field(1, ge=1)
+    """Processes that make each update together, each on its share of the batch (docs/operations.md)."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """``none``: every rank holds the whole base model. ``fsdp``: its blocks are divided among the ranks, for models that do not fit one device."""
+    rank_timeout_seconds: float = Field(300.0, gt=0)
+    """Longest time a rank waits for another before it gives the learner up, to be started again. A rank whose process died is missed at once."""
     niceness: int = Field(5, ge=0, le=19)
     """Unix niceness of the learner, so that serving goes first where they share cores."""
     batch_size: int | None = Field(None, gt=0)
@@ -190,6 +211,12 @@ class LearningSettings(_Group):
     """Write every update's metrics as TensorBoard files under data_dir/tensorboard (a few kilobytes an update)."""
     seed: int = 0
     """Seed of adapter initialisation and of the learner's random state."""
+
+    @model_validator(mode="after")
+    def _ranks(self) -> LearningSettings:
+        if self.sharding != "none" and self.ranks == 1:
+            raise ValueError('learning.sharding = "fsdp" divides the model among learning.ranks processes: set learning.ranks above 1')
+        return self
 
 
 class GateSettings(_Group):

@@ -25,7 +25,8 @@
     │   └── LeaseHeldError              500  lease_held              another live process is what this one wants to be
     ├── LifecycleError                  500  illegal_transition      a state change the transition tables forbid
     ├── PolicyStoreError                500  policy_store_error      a published version is missing or does not match its checksum
-    └── LeaseLostError                  500  lease_lost              another process took over what this one was holding
+    ├── LeaseLostError                  500  lease_lost              another process took over what this one was holding
+    └── RanksLostError                  500  ranks_lost              the processes of one learner are no longer together: only a new start helps
 
 Each class carries its HTTP status and OpenAI-style ``code`` and ``type``, so that the API layer maps any of them without a table of its own.
 A message says what was wrong, what was expected and, where it helps, what to do next.
@@ -176,3 +177,7 @@ class PolicyStoreError(OnlineSAOError):
 
 class LeaseLostError(OnlineSAOError):
     code = "lease_lost"
+
+
+class RanksLostError(OnlineSAOError):
+    code = "ranks_lost"

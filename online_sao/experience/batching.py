@@ -7,7 +7,7 @@ the template's opening) stands there once. A token is computed only if something
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from typing import Any
 
@@ -40,6 +40,9 @@ class PackedMicrobatch:
     """[N] float32."""
     rewards: Tensor
     """[N] float32."""
+
+    def to(self, device: torch.device) -> PackedMicrobatch:
+        return PackedMicrobatch(**{item.name: getattr(self, item.name).to(device) for item in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)

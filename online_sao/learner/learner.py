@@ -8,7 +8,7 @@ of the result. Not safe for concurrent use; every method is blocking.
 
 from __future__ import annotations
 
-import copy
+import logging
 import math
 import time
 from collections import deque
@@ -25,14 +25,15 @@ from transformers import PreTrainedModel
 from online_sao.algorithm.calibration import calibration_slope
 from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.recipes import CreditInputs, Recipe
-from online_sao.errors import OnlineSAOError, PolicyStoreError
+from online_sao.errors import OnlineSAOError, PolicyStoreError, RanksLostError
 from online_sao.experience.batching import TrainBatch
 from online_sao.learner import state as learner_state
 from online_sao.learner.layout import by_microbatch, by_trajectory
 from online_sao.learner.policy_training import accumulate
-from online_sao.learner.report import PolicyPass, UpdateReport, ValuePass, data_metrics, masked_fractions, policy_metrics, value_metrics
+from online_sao.learner.ranks import Ranks
+from online_sao.learner.report import PolicyPass, PolicyPiece, UpdateReport, ValuePass, data_metrics, masked_fractions, policy_metrics, value_metrics
 from online_sao.learner.state import LearnerIdentity, LearnerState, ValueRecord
-from online_sao.learner.stepping import make_optimizer, step
+from online_sao.learner.stepping import make_optimizer, step, trained_parameters
 from online_sao.learner.value_training import PretrainingReport, ValueTrainer, batch_returns
 from online_sao.models.adapter import ADAPTER_WEIGHTS, MergedView, check_fits, read_adapter
 from online_sao.models.backbone import Backbone
@@ -41,6 +42,8 @@ from online_sao.models.fingerprint import fingerprint
 from online_sao.models.policy import PolicyModel, token_logprobs
 from online_sao.models.value import ValueModel
 from online_sao.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 EXPLAINED_VARIANCE_TRAJECTORIES = 256
 """The window of docs/design.md §4: fewer trajectories make explained variance meaningless."""
@@ -51,17 +54,33 @@ class UpdateCancelledError(OnlineSAOError):
 
 
 class Learner:
-    """``base`` is used in place (frozen) and must be the model that ``digest`` names. ``seed`` fixes the adapters' initialisation."""
+    """``base`` is used in place (frozen) and must be the model that ``digest`` names. ``seed`` fixes the adapters' initialisation. ``ranks``: the
+    processes, this one among them, that make updates together. Call the methods on rank 0; the others ``follow``. ``device``: where models and
+    optimisers live; batches, states and reports are in main memory."""
 
-    def __init__(self, base: PreTrainedModel, digest: str, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        digest: str,
+        recipe: Recipe,
+        *,
+        lora_rank: int,
+        lora_alpha: int,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+        device: str = "cpu",
+    ) -> None:
         self.recipe = recipe
+        self.ranks = ranks or Ranks()
         self.identity = LearnerIdentity(digest, lora_rank, lora_alpha)
         self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
+        self.ranks.place(self._backbone, device)
+        self._backbone.to(device)
         self.policy = PolicyModel(self._backbone)
         self.value = ValueModel(self._backbone)
         self._policy_optimizer = make_optimizer(self.policy.parameters(), recipe.policy_learning_rate, recipe)
         self._value_optimizer = make_optimizer(self.value.parameters(), recipe.value_learning_rate, recipe)
-        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip)
+        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip, self.ranks)
         self._window: deque[ValueRecord] = deque(maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
         self.updates = 0
         """Updates these weights have been through."""
@@ -70,9 +89,20 @@ class Learner:
         self._initial = self.snapshot()
 
     @classmethod
-    def open(cls, model_path: Path, recipe: Recipe, *, lora_rank: int, lora_alpha: int, seed: int = 0) -> Learner:
+    def open(
+        cls,
+        model_path: Path,
+        recipe: Recipe,
+        *,
+        lora_rank: int,
+        lora_alpha: int,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+        device: str = "cpu",
+    ) -> Learner:
         """A learner that stands on the base model in a folder of models.catalog."""
-        return cls(load_model(model_path), base_digest(model_path), recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed)
+        base, digest = load_model(model_path), base_digest(model_path)
+        return cls(base, digest, recipe, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed, ranks=ranks, device=device)
 
     @property
     def vocabulary_size(self) -> int:
@@ -91,6 +121,7 @@ class Learner:
             if cancelled():
                 raise UpdateCancelledError("The update was cancelled.")
 
+        self.ranks.lead("update", batch, state=self.snapshot)
         rewards = by_trajectory(batch, [microbatch.rewards for microbatch in batch.microbatches])
         returns = batch_returns(batch, self.recipe.gamma)
         value_pass, values = self._values(batch, returns, check)
@@ -130,12 +161,15 @@ class Learner:
         started = time.perf_counter()
         result = PolicyPass(anchor_coefficient=beta)
         self._policy_optimizer.zero_grad(set_to_none=True)
-        for microbatch, advantage in zip(batch.microbatches, advantages, strict=True):
-            check()
-            accumulate(self.policy, self.recipe, microbatch, advantage, beta, batch.num_action_tokens, result)
+
+        def work(index: int) -> PolicyPiece:
+            return accumulate(self.policy, self.recipe, batch.microbatches[index], advantages[index], beta, batch.num_action_tokens)
+
+        for piece in self.ranks.each(len(batch.microbatches), work, check, trained_parameters(self._policy_optimizer)):
+            result.add(piece)
         # Without a single trained token there is no gradient but the anchor's, and Adam would still move along its memory of earlier steps.
         if any(bool(weights.kept.any()) for weights in result.weights):
-            norm = step(self._policy_optimizer, result.loss, self.recipe.gradient_clip)
+            norm = step(self._policy_optimizer, result.loss, self.recipe.gradient_clip, self.ranks)
             result.step_applied = norm is not None
             result.grad_norm = math.nan if norm is None else norm
             result.problem = "the policy's loss or gradients are not finite" if norm is None else None
@@ -173,6 +207,7 @@ class Learner:
                 raise UpdateCancelledError("The pretraining was cancelled.")
 
         before = self.snapshot()
+        self.ranks.lead("_pretrain_as_told", trajectories, max_tokens, max_epochs, seed, state=lambda: before)
         try:
             report, records = self._value_trainer.pretrain(
                 trajectories,
@@ -191,15 +226,38 @@ class Learner:
             self._window = deque(records, maxlen=EXPLAINED_VARIANCE_TRAJECTORIES)
         return report
 
+    def _pretrain_as_told(self, trajectories: Sequence[Trajectory], max_tokens: int, max_epochs: int, seed: int) -> None:
+        self.pretrain_value(trajectories, max_tokens=max_tokens, max_epochs=max_epochs, seed=seed)
+
+    # --- together with other ranks ------------------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """The life of every rank but 0: compute what rank 0 computes, each time from its state. Returns when rank 0 has no more use for this one.
+
+        Raises RanksLostError where rank 0 or another rank is gone, or silent for longer than the process group's timeout.
+        """
+        while (call := self.ranks.receive()) is not None:
+            self.restore(call.state)
+            try:
+                getattr(self, call.method)(*call.arguments)
+            except RanksLostError:
+                raise
+            except Exception as error:  # rank 0 has met the same one, and says what becomes of it
+                logger.info("%s was given up: %s", call.method, error)
+
     # --- what others ask of it ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def score(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float) -> list[float]:
         """Log-probabilities of ``token_ids`` after ``prompt_ids`` (at least one) under the policy as it stands, at ``temperature``."""
-        ids = torch.tensor([*prompt_ids, *token_ids])
-        positions = torch.arange(len(prompt_ids), len(ids))
-        logits = self.policy.logits(self.policy.states(ids, torch.arange(len(ids)), torch.zeros_like(ids), positions - 1))
-        logprobs: list[float] = token_logprobs(logits, ids[positions], torch.full((len(positions),), temperature)).tolist()
+        if self.ranks.sharded:
+            self.ranks.lead("score", prompt_ids, token_ids, temperature, state=self.snapshot)
+        ids = torch.tensor([*prompt_ids, *token_ids], device=self.policy.device)
+        everywhere = torch.arange(len(ids), device=ids.device)
+        positions = everywhere[len(prompt_ids) :]
+        logits = self.policy.logits(self.policy.states(ids, everywhere, torch.zeros_like(ids), positions - 1))
+        temperatures = torch.full((len(positions),), temperature, device=ids.device)
+        logprobs: list[float] = token_logprobs(logits, ids[positions], temperatures).tolist()
         return logprobs
 
     @contextmanager
@@ -248,6 +306,8 @@ class Learner:
 
     def served_digest(self) -> tuple[float, ...]:
         """Fingerprint of the weights an engine serves once it has merged this policy."""
+        if self.ranks.sharded:
+            self.ranks.lead("served_digest", state=self.snapshot)
         return fingerprint(MergedView(self._backbone.pristine, self._backbone.adapter("policy")))
 
     def export_adapter(self, folder: Path) -> None:
@@ -266,8 +326,8 @@ class Learner:
         return LearnerState(
             policy=learner_state.copy_tensors(self.policy.parameters()),
             value=learner_state.copy_tensors(self.value.parameters()),
-            policy_optimizer=copy.deepcopy(self._policy_optimizer.state_dict()),
-            value_optimizer=copy.deepcopy(self._value_optimizer.state_dict()),
+            policy_optimizer=learner_state.copy_optimizer(self._policy_optimizer),
+            value_optimizer=learner_state.copy_optimizer(self._value_optimizer),
             window=tuple(self._window),
             updates=self.updates,
             kl_base=self._kl_base,

@@ -5,14 +5,17 @@ The policy loss (docs/design.md §5) and the anchor, over the action tokens of t
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
 from online_sao.algorithm.diagnostics import entropy
+from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.losses import anchor_loss, policy_loss
 from online_sao.algorithm.recipes import Recipe
 from online_sao.experience.batching import PackedMicrobatch
-from online_sao.learner.report import PolicyPass
+from online_sao.learner.report import PolicyPiece
 from online_sao.learner.stepping import forward_inputs
 from online_sao.models.policy import PolicyModel, token_logprobs
 
@@ -21,13 +24,15 @@ HEAD_TOKENS = 128
 
 
 def accumulate(
-    policy: PolicyModel, recipe: Recipe, microbatch: PackedMicrobatch, advantages: Tensor, beta: float, num_action_tokens: int, result: PolicyPass
-) -> None:
-    """Forward and backward of one microbatch; gradients add up in the policy's parameters. ``beta`` is the anchor's coefficient.
+    policy: PolicyModel, recipe: Recipe, microbatch: PackedMicrobatch, advantages: Tensor, beta: float, num_action_tokens: int
+) -> PolicyPiece:
+    """Forward and backward of one microbatch; gradients add up in the policy's parameters. ``beta`` is the anchor's coefficient,
+    ``num_action_tokens`` N of the whole batch, over all microbatches and ranks.
 
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
     current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
     """
+    microbatch, advantages = microbatch.to(policy.device), advantages.to(policy.device)
     base_states = policy.base_states(*forward_inputs(microbatch))
     states = policy.states(*forward_inputs(microbatch))
     leaf = states.detach().requires_grad_()
@@ -36,6 +41,7 @@ def accumulate(
     with torch.no_grad():
         current = torch.cat([token_logprobs(policy.logits(leaf[c]), ids[c], temperatures[c]) for c in chunks])
     decided = recipe.token_weights(current, microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
+    losses, kl_base, entropies = [], [], []
     for c in chunks:
         logits = policy.logits(leaf[c])
         loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)
@@ -43,9 +49,9 @@ def accumulate(
             anchor = anchor_loss(logits, policy.logits(base_states[c]), temperatures[c], num_action_tokens)
         total = loss + beta * anchor
         total.backward()  # type: ignore[no-untyped-call]
-        result.loss += float(total.detach())
-        result.kl_base += float(anchor.detach())
-        result.entropy.append(entropy(logits.detach(), temperatures[c]))
+        losses.append(float(total.detach()))
+        kl_base.append(float(anchor.detach()))
+        entropies.append(entropy(logits.detach(), temperatures[c]).cpu())
     states.backward(leaf.grad)  # type: ignore[no-untyped-call]
-    result.weights.append(decided)
-    result.log_ratio.append(current - microbatch.behavior_logprobs)
+    decided = TokenWeights(**{item.name: getattr(decided, item.name).cpu() for item in fields(decided)})
+    return PolicyPiece(losses, kl_base, entropies, decided, (current - microbatch.behavior_logprobs).cpu())

@@ -33,9 +33,20 @@ class UpdateReport:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyPiece:
+    """What the policy's passes over one microbatch gave: losses and KL in pieces of the vocabulary's size limit, the rest token by token."""
+
+    losses: list[float]
+    kl_base: list[float]
+    entropy: list[Tensor]
+    weights: TokenWeights
+    log_ratio: Tensor
+
+
 @dataclass(slots=True)
 class PolicyPass:
-    """Per-token results of the policy's forward passes over a whole batch, gathered microbatch by microbatch, and what became of the step."""
+    """Per-token results of the policy's forward passes over a whole batch, in the order of its microbatches, and what became of the step."""
 
     log_ratio: list[Tensor] = field(default_factory=list)
     weights: list[TokenWeights] = field(default_factory=list)
@@ -47,6 +58,14 @@ class PolicyPass:
     step_applied: bool = False
     problem: str | None = None
     seconds: float = 0.0
+
+    def add(self, piece: PolicyPiece) -> None:
+        for loss, kl_base in zip(piece.losses, piece.kl_base, strict=True):
+            self.loss += loss
+            self.kl_base += kl_base
+        self.entropy += piece.entropy
+        self.weights.append(piece.weights)
+        self.log_ratio.append(piece.log_ratio)
 
     def ratio_histogram(self) -> dict[str, Any]:
         return dict(diagnostics.ratio_histogram(torch.cat(self.log_ratio)))

@@ -66,7 +66,13 @@ class LearnerState:
 
 
 def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def copy_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    state = optimizer.state_dict()
+    moments = {number: copy_tensors(tensors) for number, tensors in state["state"].items()}
+    return {"state": moments, "param_groups": copy.deepcopy(state["param_groups"])}
 
 
 def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
@@ -88,7 +94,7 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
 def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
     """Raises ConfigurationError if the folder belongs to another base model or rank."""
     identity.require_same(LearnerIdentity(**json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))), folder)
-    training = torch.load(folder / TRAINING_FILE, weights_only=True)
+    training = torch.load(folder / TRAINING_FILE, weights_only=True, map_location="cpu")
     return LearnerState(
         policy=load_file(folder / POLICY_FILE),
         value=load_file(folder / VALUE_FILE),

@@ -10,15 +10,22 @@ from torch import Tensor, nn
 
 from online_sao.algorithm.recipes import Recipe
 from online_sao.experience.batching import PackedMicrobatch
+from online_sao.learner.ranks import Ranks
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], learning_rate: float, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, betas=recipe.adam_betas, weight_decay=recipe.weight_decay, fused=True)
 
 
-def step(optimizer: torch.optim.AdamW, loss: float, gradient_clip: float) -> float | None:
-    """Clip and apply. Returns the gradient norm before clipping; None if it or the loss is not finite, and then nothing has moved."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def trained_parameters(optimizer: torch.optim.AdamW) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def step(optimizer: torch.optim.AdamW, loss: float, gradient_clip: float, ranks: Ranks) -> float | None:
+    """Add up the gradients of all ranks, clip and apply. ``loss`` is that of the whole batch. Returns the gradient norm before clipping; None if it
+    or the loss is not finite, and then nothing has moved, on no rank."""
+    parameters = trained_parameters(optimizer)
+    ranks.sum_gradients(parameters)
     norm = float(nn.utils.clip_grad_norm_(parameters, gradient_clip))
     finite = math.isfinite(loss) and math.isfinite(norm)
     if finite:

@@ -20,9 +20,10 @@ from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.losses import value_loss
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
 from online_sao.learner.state import ValueRecord
-from online_sao.learner.stepping import forward_inputs, step
+from online_sao.learner.stepping import forward_inputs, step, trained_parameters
 from online_sao.models.value import ValueModel
 from online_sao.types import Trajectory
 
@@ -54,30 +55,34 @@ def batch_returns(batch: TrainBatch, gamma: float) -> list[Tensor]:
 class ValueTrainer:
     """``optimizer`` holds the parameters of ``model`` and nothing else."""
 
-    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float) -> None:
+    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float, ranks: Ranks) -> None:
         self._model = model
         self._optimizer = optimizer
         self._clip = gradient_clip
+        self._ranks = ranks
 
     def train(self, batch: TrainBatch, targets: Sequence[Tensor], passes: int, check: Check) -> ValuePass:
         """``passes`` updates on the whole batch; targets [N_m] by microbatch. The first pass also gives the values from before the update, which
         then come at no cost."""
         started = time.perf_counter()
         result = ValuePass()
+
+        def accumulate(index: int) -> tuple[float, Tensor]:
+            values = self._model.values(*forward_inputs(batch.microbatches[index].to(self._model.device)))
+            loss = value_loss(values, targets[index].to(self._model.device), batch.num_action_tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach()), values.detach().cpu()
+
         for number in range(passes):
             self._optimizer.zero_grad(set_to_none=True)
+            pieces = self._ranks.each(len(batch.microbatches), accumulate, check, self._parameters())
             total = 0.0
-            for microbatch, target in zip(batch.microbatches, targets, strict=True):
-                check()
-                values = self._model.values(*forward_inputs(microbatch))
-                loss = value_loss(values, target, batch.num_action_tokens)
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
-                if number == 0:
-                    result.values_before.append(values.detach())
+            for loss, _ in pieces:
+                total += loss
             if number == 0:
                 result.loss = total
-            norm = step(self._optimizer, total, self._clip)
+                result.values_before = [values for _, values in pieces]
+            norm = step(self._optimizer, total, self._clip, self._ranks)
             if norm is None:
                 result.problem = f"value update {number + 1} of {passes}: its loss or gradients are not finite"
                 break
@@ -93,11 +98,10 @@ class ValueTrainer:
         return by_trajectory(batch, self._read(batch, check))
 
     def _read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
-        values = []
-        for microbatch in batch.microbatches:
-            check()
-            values.append(self._model.values_without_gradient(*forward_inputs(microbatch)))
-        return values
+        def values(index: int) -> Tensor:
+            return self._model.values_without_gradient(*forward_inputs(batch.microbatches[index].to(self._model.device))).cpu()
+
+        return self._ranks.each(len(batch.microbatches), values, check)
 
     def pretrain(
         self,
@@ -151,7 +155,7 @@ class ValueTrainer:
         self._optimizer.load_state_dict(copy.deepcopy(state[1]))
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return trained_parameters(self._optimizer)
 
 
 def _explained(returns: Sequence[Tensor], values: Sequence[Tensor]) -> float:

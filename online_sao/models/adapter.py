@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from online_sao.errors import PolicyStoreError
 from online_sao.models.projections import find_projections
@@ -99,13 +100,18 @@ class MergedView(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         with torch.no_grad():
-            return merged(self._pristine[name], self._adapter, name)
+            return merged(_whole(self._pristine[name]), self._adapter, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pristine)
 
     def __len__(self) -> int:
         return len(self._pristine)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """A matrix that is divided among processes, put together; all of them must ask."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 class MergedWeights:

@@ -11,10 +11,12 @@ from typing import Literal
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from online_sao.models.adapter import Adapter, adapted_matrices
-from online_sao.models.projections import find_projections
+from online_sao.models.projections import find_blocks, find_projections
 
 AdapterName = Literal["policy", "value"]
 _PREFIX = "base_model.model."
@@ -30,7 +32,7 @@ class Backbone:
         self.lora_rank, self.lora_alpha = lora_rank, lora_alpha
         base.eval().requires_grad_(False)
         # Before the adapters wrap them; shared with the model, not copied, because nothing here ever writes to them.
-        self.pristine = adapted_matrices(base)
+        self.pristine: dict[str, Tensor] = adapted_matrices(base)
         found = find_projections(base)
         # The value model's attention is frozen (docs/design.md §5, Values): it has no matrix there to train.
         self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp)}
@@ -43,6 +45,32 @@ class Backbone:
         self._peft.base_model.disable_adapter_layers()
         # train() would switch dropout on; the policy that learns must be the policy that sampled.
         self._peft.eval()
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Divide the frozen blocks among the ranks of ``mesh`` (FSDP2): each rank keeps a part of every block and has a block whole only while it
+        computes with it. From then on every forward pass, and every reading of ``pristine``, needs all ranks. Embeddings and output matrix stay whole
+        on each rank, because they are used outside the blocks; so do the adapters, which are small, and are trained like any others."""
+        body = self._causal_model.base_model
+        adapters = {parameter for name, parameter in self._peft.named_parameters() if "lora_" in name}
+        blocks = body.get_submodule(find_blocks(body)[0])
+        for block in blocks.children():
+            fully_shard(block, mesh=mesh, ignored_params=adapters)
+        # The whole body too, though nothing is left for it to divide: it gives its blocks one common order of work.
+        fully_shard(body, mesh=mesh, ignored_params=set(body.parameters()))
+        self._read_pristine()
+
+    def to(self, device: str) -> None:
+        """Move all of it. Optimisers made before do not follow."""
+        self._causal_model.to(device)
+        self._read_pristine()
+
+    def _read_pristine(self) -> None:
+        self.pristine = {name: self._causal_model.get_submodule(name).base_layer.weight.detach() for name in self.pristine}
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._causal_model.device
+        return device
 
     def lora_config(self, adapter: AdapterName) -> LoraConfig:
         return LoraConfig(r=self.lora_rank, lora_alpha=self.lora_alpha, lora_dropout=0.0, bias="none", target_modules=self._targets[adapter])

@@ -20,6 +20,10 @@ class PolicyModel:
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
 
+    @property
+    def device(self) -> torch.device:
+        return self._backbone.device
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return self._backbone.adapter_parameters("policy")
 

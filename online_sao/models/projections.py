@@ -29,10 +29,7 @@ class Projections:
 def find_projections(model: nn.Module) -> Projections:
     """Raises ConfigurationError, saying why, where a model has no such layers in attention or in its MLP."""
     kind = type(model).__name__
-    blocks = max((item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)), key=lambda item: len(item[1]), default=None)
-    if blocks is None:
-        raise ConfigurationError(f"{kind} has no repeated blocks, so nothing of it can be adapted. Choose a decoder-only transformer.")
-    path, layers = blocks
+    path, layers = find_blocks(model)
     if any(isinstance(module, Conv1D) for module in layers.modules()):
         raise ConfigurationError(
             f"{kind} keeps its projections transposed (Conv1D, as GPT-2 does), which cannot be merged here. Choose a model built of linear layers."
@@ -47,6 +44,16 @@ def find_projections(model: nn.Module) -> Projections:
                 "Choose a dense decoder-only transformer, such as a Llama, Qwen or GPT-NeoX."
             )
     return Projections(attention, mlp)
+
+
+def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The repeated blocks, and the path to them. Raises ConfigurationError where a model has none."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ConfigurationError(
+            f"{type(model).__name__} has no repeated blocks, so nothing of it can be adapted. Choose a decoder-only transformer."
+        )
+    return max(lists, key=lambda item: len(item[1]))
 
 
 def _in_attention(name: str) -> bool:

@@ -20,9 +20,13 @@ class ValueModel:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self.head = nn.Linear(backbone.hidden_size, 1)
+        self.head = nn.Linear(backbone.hidden_size, 1, device=backbone.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def device(self) -> torch.device:
+        return self._backbone.device
 
     def parameters(self) -> dict[str, nn.Parameter]:
         head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}

@@ -17,7 +17,7 @@ from online_sao.runtime import tensorboard
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.retention import INTERACTIONS_SECONDS, VERSIONS_SECONDS, Retention
 from online_sao.runtime.scheduler import Job, Scheduler
-from online_sao.runtime.supervisor import Supervisor
+from online_sao.runtime.supervisor import LearnerKeeper
 from online_sao.runtime.tensorboard import TensorBoardLog
 from online_sao.service import score_rollup
 from online_sao.service.alarms import AlarmService
@@ -71,7 +71,8 @@ class Leftovers:
 
 
 class LeaderWork:
-    """``start`` once, ``supervise`` once the engine serves, ``stop`` once. ``leading`` is asked before each run of a job."""
+    """``start`` once, ``supervise`` once the engine serves, ``stop`` once. ``leading`` is asked before each run of a job.
+    ``keeper``: of the learner; None: there is to be none."""
 
     def __init__(
         self,
@@ -82,13 +83,14 @@ class LeaderWork:
         erasure: ErasureService,
         leftovers: Leftovers,
         leading: Callable[[], bool],
+        keeper: LearnerKeeper | None,
     ) -> None:
         self._settings = settings
         self._database = database
         self._clock = clock
         self._leading = leading
         self._scheduler = Scheduler()
-        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        self._keeper = keeper
         self._tensorboard = TensorBoardLog(database, settings.tensorboard_dir) if settings.learning.tensorboard else None
         retention = Retention(database, settings.policy_store_dir, settings.retention, erasure)
         self._jobs = [
@@ -106,7 +108,7 @@ class LeaderWork:
 
     def process(self) -> LearnerProcess | None:
         """What is known of the learner's process; None: there is to be none."""
-        return self._supervisor.process() if self._supervisor is not None else None
+        return self._keeper.process() if self._keeper is not None else None
 
     def start(self) -> None:
         for job in self._jobs:
@@ -116,18 +118,18 @@ class LeaderWork:
     def supervise(self) -> None:
         """Start the learner, and keep it alive. Not before the engine serves: two processes that load a model at once are both slow, and the first
         answer is waited for."""
-        if self._supervisor is not None:
+        if self._keeper is not None:
             self._add(Job("learner supervision", 1.0, self._supervise))
 
     def wake_learner(self) -> None:
         """Something has changed: one that gave up is tried again."""
-        if self._supervisor is not None:
-            self._supervisor.retry()
+        if self._keeper is not None:
+            self._keeper.retry()
 
     def terminate(self) -> None:
         """Ask the learner to end. Returns at once."""
-        if self._supervisor is not None:
-            self._supervisor.terminate()
+        if self._keeper is not None:
+            self._keeper.terminate()
 
     async def stop(self) -> None:
         """No further job, and no learner."""
@@ -135,8 +137,8 @@ class LeaderWork:
         await self._scheduler.stop(grace_seconds=1.0)
         if self._tensorboard is not None:
             await self._tensorboard.close()
-        if self._supervisor is not None:
-            await self._supervisor.stop()
+        if self._keeper is not None:
+            await self._keeper.stop()
 
     def _add(self, job: Job) -> None:
         async def run(work: Callable[[], Awaitable[object]] = job.run) -> None:
@@ -148,15 +150,15 @@ class LeaderWork:
     async def _supervise(self) -> None:
         """Keep the learner alive; once it has given up, see that its row says so: one that cannot read its settings could not write it. Another
         process that is told to wake it takes that word back."""
-        assert self._supervisor is not None
-        before = self._supervisor.gave_up
-        await self._supervisor.poll()
-        if not self._supervisor.gave_up:
+        assert self._keeper is not None
+        before = self._keeper.gave_up
+        await self._keeper.poll()
+        if not self._keeper.gave_up:
             return
         if before:
             async with self._database.read() as session:
                 if (await learner.get(session)).phase != "stopped":
-                    self._supervisor.retry()
+                    self._keeper.retry()
             return
         async with self._database.write() as session:
             row = await learner.get(session)

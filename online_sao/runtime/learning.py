@@ -7,7 +7,6 @@ Knows nothing of HTTP or engines; it meets the serving process in the database a
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import signal
@@ -16,17 +15,14 @@ import time
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
-import torch
-
-from online_sao.algorithm.recipes import Recipe, recipe
-from online_sao.config import LearningSettings, Settings
-from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError
+from online_sao.config import Settings
+from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError, RanksLostError
 from online_sao.learner.learner import Learner
-from online_sao.models.catalog import base_digest, obtain
-from online_sao.publishing.base_identity import BaseIdentity, require_same_base
 from online_sao.runtime.background import Background
+from online_sao.runtime.learner_setup import open_learner
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.learning_cycle import LearningCycle
+from online_sao.runtime.ranks import PING_SECONDS, join, set_threads
 from online_sao.storage.migrations import require_current
 from online_sao.storage.repositories import leases
 from online_sao.storage.session import Database
@@ -35,12 +31,10 @@ logger = logging.getLogger(__name__)
 
 SUPERVISOR_VARIABLE = "ONLINE_SAO_SUPERVISOR_PID"
 PARENT_POLL_SECONDS = 0.5
+DISMISS_SECONDS = 1.0
+"""What it may take to tell the other ranks that it is over, before this one ends all the same."""
 LEASE_HELD_EXIT = 3
 """Exit code where another learner has this database: it may be gone the next time. What cannot work however often it is tried ends with 2."""
-
-
-_NUMBERS = frozenset(LearningSettings.model_fields) - {"recipe", "preset"}
-"""Settings that replace the field of the same name in a recipe."""
 
 
 def run(settings: Settings) -> NoReturn:
@@ -51,10 +45,9 @@ def run(settings: Settings) -> NoReturn:
     """
     if settings.learning.niceness:
         os.nice(settings.learning.niceness)
-    torch.set_num_threads(settings.learning.threads or os.cpu_count() or 1)
-    compute = Background()
+    set_threads(settings)
     try:
-        code = asyncio.run(_live(settings, compute))
+        code = asyncio.run(_until_signal(settings))
     except LeaseHeldError as error:
         logger.error("%s", error.message)
         code = LEASE_HELD_EXIT
@@ -71,21 +64,18 @@ def run(settings: Settings) -> NoReturn:
     os._exit(code)
 
 
-def learning_recipe(settings: Settings) -> Recipe:
-    """The recipe in the numbers of the preset, with what the settings say otherwise. Raises ConfigurationError where they make none."""
-    learning = settings.learning
-    overrides = {field.name: getattr(learning, field.name) for field in dataclasses.fields(Recipe) if field.name in _NUMBERS}
-    try:
-        return recipe(learning.recipe, learning.preset, **overrides)
-    except ValueError as error:
-        raise ConfigurationError(f"The learning settings make no recipe: {error}. See docs/configuration.md.") from error
-
-
-async def _live(settings: Settings, compute: Background) -> int:
+async def _until_signal(settings: Settings) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    return await live(settings, stopping)
+
+
+async def live(settings: Settings, stopping: asyncio.Event) -> int:
+    """Be the learner of this database until ``stopping`` is set. Returns the exit code of a process that does nothing else: 0 after that, 1 where
+    the lease or another rank was lost. Raises LeaseHeldError, ConfigurationError, and whatever goes wrong. Work under way may go on afterwards."""
+    compute = Background()
     database = Database(settings.database_url)
     try:
         await require_current(database)
@@ -95,7 +85,7 @@ async def _live(settings: Settings, compute: Background) -> int:
         status = LearnerStatus(database, owner)
         try:
             await _until_stopped(_learn(settings, database, compute, status, stopping), status.beat(), _watch_supervisor(stopping))
-        except LeaseLostError as error:
+        except (LeaseLostError, RanksLostError) as error:
             logger.error("%s This one ends.", error.message)
             return 1
         except ConfigurationError as error:
@@ -109,7 +99,7 @@ async def _live(settings: Settings, compute: Background) -> int:
 
 
 async def _learn(settings: Settings, database: Database, compute: Background, status: LearnerStatus, stopping: asyncio.Event) -> None:
-    opening = asyncio.create_task(compute.run(lambda: open_learner(settings)))
+    opening = asyncio.create_task(compute.run(lambda: open_learner(settings, join(settings))))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -118,20 +108,22 @@ async def _learn(settings: Settings, database: Database, compute: Background, st
         return
     learner = opening.result()
     logger.info("learner ready: %s/%s, batches of %d", learner.recipe.name, learner.recipe.preset, learner.recipe.batch_size)
-    await LearningCycle(settings, database, learner, compute, status, stopping).run()
+    try:
+        await _until_stopped(LearningCycle(settings, database, learner, compute, status, stopping).run(), _keep_in_touch(learner, compute))
+    except RanksLostError:
+        if not stopping.is_set():  # the others may have been told to end a moment before this one
+            raise
+    try:
+        await asyncio.wait_for(compute.run(learner.ranks.dismiss), timeout=DISMISS_SECONDS)
+    except (TimeoutError, RanksLostError):
+        logger.info("the other ranks end by themselves: this one cannot tell them to")
 
 
-def open_learner(settings: Settings) -> Learner:
-    policy = settings.policy
-    model_path = obtain(policy.model, policy.cache_dir)
-    require_same_base(settings.storage.data_dir, BaseIdentity(policy.model, base_digest(model_path), policy.lora_rank, policy.lora_alpha))
-    return Learner.open(
-        model_path,
-        learning_recipe(settings),
-        lora_rank=settings.policy.lora_rank,
-        lora_alpha=settings.policy.lora_alpha,
-        seed=settings.learning.seed,
-    )
+async def _keep_in_touch(learner: Learner, compute: Background) -> None:
+    """Between updates too, a rank that is gone is missed within seconds, and none of the others waits longer than its patience."""
+    while True:
+        await compute.run(learner.ranks.ping)
+        await asyncio.sleep(PING_SECONDS)
 
 
 async def _watch_supervisor(stopping: asyncio.Event) -> None:

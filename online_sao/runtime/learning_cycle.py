@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from online_sao.config import Settings
-from online_sao.errors import LeaseLostError
+from online_sao.errors import LeaseLostError, RanksLostError
 from online_sao.experience.batching import pack
 from online_sao.learner.checkpoints import Checkpoints
 from online_sao.learner.learner import Learner, UpdateCancelledError
@@ -160,7 +160,8 @@ class LearningCycle:
             await self._discard(batch, error.message)
 
     async def _update(self, batch: ClaimedBatch) -> UpdateReport:
-        """Raises UpdateCancelledError on a stop. Any other failure is a report with a problem, so that the batch is refused, not tried for ever."""
+        """Raises UpdateCancelledError on a stop, RanksLostError where the learner can compute no more. Any other failure is a report with a problem,
+        so that the batch is refused, not tried for ever."""
         packed = pack(batch.trajectories, self._settings.learning.microbatch_tokens)
         work = asyncio.create_task(self._compute.run(lambda: self._learner.update(packed, cancelled=self._stopping.is_set)))
         stop = asyncio.create_task(self._stopping.wait())
@@ -175,6 +176,10 @@ class LearningCycle:
             report = work.result()
         except UpdateCancelledError:
             raise
+        except RanksLostError as error:
+            if self._stopping.is_set():  # the others may have been told to end a moment before this one
+                raise UpdateCancelledError(error.message) from error
+            raise  # the batch is not to blame: its claim lapses, and the learner that is started next takes it up anew
         except Exception as error:
             logger.exception("the update failed")
             return UpdateReport({}, (0.0,) * len(batch.trajectories), {}, f"the update failed: {type(error).__name__}: {error}")

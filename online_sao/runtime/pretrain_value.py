@@ -14,7 +14,7 @@ from online_sao.learner.checkpoints import Checkpoints
 from online_sao.learner.value_training import PretrainingReport
 from online_sao.runtime.background import Background
 from online_sao.runtime.learner_recovery import LearnerRecovery
-from online_sao.runtime.learning import open_learner
+from online_sao.runtime.learner_setup import open_learner
 from online_sao.runtime.value_pretraining import ValuePretraining
 from online_sao.storage.migrations import require_current
 from online_sao.storage.repositories import learner as learner_row

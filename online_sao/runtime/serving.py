@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from online_sao.config import Settings
-from online_sao.errors import NotReadyError, OnlineSAOError, StorageError
+from online_sao.errors import ConfigurationError, NotReadyError, OnlineSAOError, StorageError
 from online_sao.inference.engine import InferenceEngine
 from online_sao.inference.engines import build_engine
 from online_sao.inference.renderer import Renderer
@@ -24,11 +24,14 @@ from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
 from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
+from online_sao.runtime.cluster.replicas import build_pool
+from online_sao.runtime.cluster.session import Session
 from online_sao.runtime.leadership import Condition, Leadership
 from online_sao.runtime.leading import LeaderWork, Leftovers
 from online_sao.runtime.meters import Meters
 from online_sao.runtime.readiness import Readiness, judge
 from online_sao.runtime.scheduler import Job, Scheduler
+from online_sao.runtime.supervisor import LearnerKeeper, Supervisor
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat import ChatService
 from online_sao.service.chat_log import ChatLog, SpoolState
@@ -71,6 +74,8 @@ class Serving:
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database, settle=self._log.write_kept)
         self.history = HistoryService(self.database, settings.reward)
+        self._ray = Session(settings.cluster, settings.learning.ranks) if settings.cluster.uses_ray else None
+        self._learner_keeper = _learner_keeper(settings, self._ray)
         self._work: LeaderWork | None = None
         """While this process leads."""
         watch = LearnerWatch(lambda: self._work.process() if self._work is not None else None, settings.alarms.learner_silent_seconds)
@@ -212,7 +217,7 @@ class Serving:
             return path, Renderer.from_model(path), catalog.base_digest(path)
 
         path, renderer, base_digest = await Background().run(prepare)  # a first conversion takes longer than Ctrl-C may: nobody joins that thread
-        engine = _build_engine(self.settings, path)
+        engine = _build_engine(self.settings, path, self._ray)
         published = PublishedVersions(self.settings.policy_store_dir, base_digest)
         activator = Activator(self.database, engine, published, self._leadership.require)
         follower = self._follower = Follower(self.database, engine, published)
@@ -260,7 +265,10 @@ class Serving:
         await activator.confirm_started(start)
 
     async def _lead(self) -> None:
-        work = LeaderWork(self.settings, self.database, self._clock, self.alarms, self.erasure, self._leftovers, lambda: self._leadership.leading)
+        keeper = self._learner_keeper() if self._learner_keeper is not None else None
+        work = LeaderWork(
+            self.settings, self.database, self._clock, self.alarms, self.erasure, self._leftovers, lambda: self._leadership.leading, keeper
+        )
         work.start()
         if self._chat is not None:
             work.supervise()
@@ -293,13 +301,28 @@ class Serving:
         task.add_done_callback(self._tasks.discard)
 
 
-def _build_engine(settings: Settings, model_path: Path) -> InferenceEngine:
+def _build_engine(settings: Settings, model_path: Path, ray: Session | None) -> InferenceEngine:
     if not settings.cluster.replicas:
         return build_engine(settings.engine, model_path, settings.policy.lora_rank)
-    # Imported here: only those who want replicas install Ray.
-    from online_sao.runtime.cluster.replicas import build_pool
+    assert ray is not None
+    return build_pool(settings, ray)
 
-    return build_pool(settings)
+
+def _learner_keeper(settings: Settings, ray: Session | None) -> Callable[[], LearnerKeeper] | None:
+    """What makes the keeper of a learner; None: there is to be none. Raises ConfigurationError."""
+    if not settings.learning.enabled:
+        return None
+    if not settings.cluster.place_learner:
+        return lambda: Supervisor(settings.to_environment())
+    # Imported here: only those who want it install Ray.
+    try:
+        from online_sao.runtime.cluster.placement import RayLearner
+    except ImportError as error:
+        raise ConfigurationError(
+            f"cluster.place_learner needs Ray ({error}): pip install 'online-sao[ray]', or set cluster.place_learner to false."
+        ) from error
+    assert ray is not None
+    return lambda: RayLearner(settings, ray)
 
 
 async def _logged(work: Coroutine[Any, Any, object], name: str) -> None:

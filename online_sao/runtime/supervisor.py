@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from online_sao.service.learner_watch import LearnerProcess
 
@@ -28,6 +29,20 @@ TERMINATE_SECONDS = 2.5
 
 FATAL_EXIT = 2
 """The command line's exit code for what cannot run as asked."""
+
+
+class LearnerKeeper(Protocol):
+    """Whoever keeps the learner alive, here or elsewhere, as the serving process knows it."""
+
+    gave_up: bool
+    """The learner cannot work, and is left alone until ``retry``."""
+
+    def process(self) -> LearnerProcess: ...
+    async def poll(self) -> None: ...
+    def retry(self) -> None: ...
+    def terminate(self) -> None: ...
+    async def stop(self) -> None: ...
+
 
 LEARNER_COMMAND = (sys.executable, "-m", "online_sao.cli", "learn")
 

@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from online_sao.config import Settings
 from online_sao.learner import checkpoints
 from online_sao.learner.learner import Learner
@@ -40,6 +42,24 @@ def dying_after(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def killing_the_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for process in psutil.Process().children():
+            process.kill()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def stopping_the_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for process in psutil.Process().children():
+            process.suspend()
+        return original(*args, **kwargs)
+
+    return call
+
+
 def hang(*_args: Any, **_kwargs: Any) -> None:
     """An update that never asks whether it was cancelled."""
     while True:
@@ -55,6 +75,8 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "after the publish's rename": (publisher, "write_files", dying_after(publisher.write_files)),
     "inside the transaction": (lifecycle, "finish_trained", die),
     "after the transaction": (checkpoints.Checkpoints, "prune", die),
+    "rank 1 dies inside the update": (Learner, "_train_policy", killing_the_other_ranks(Learner._train_policy)),
+    "rank 1 hangs inside the update": (Learner, "_train_policy", stopping_the_other_ranks(Learner._train_policy)),
     "never ending update": (Learner, "update", hang),
 }
 

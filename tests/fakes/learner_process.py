@@ -30,7 +30,7 @@ from online_sao.storage.tables import InteractionRow
 from online_sao.types import Completion, InteractionStatus, VersionSpan
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 900.0
 BATCH = 4
 PROMPT, TOKENS = 6, 5
 

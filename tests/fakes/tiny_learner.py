@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from online_sao.algorithm.recipes import critic_advantages, recipe
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.learner import Learner
+from online_sao.learner.ranks import Ranks
 from online_sao.types import Trajectory
 
 VOCABULARY = 48
@@ -86,7 +87,7 @@ class Bench:
         return {name: parameter.detach().clone() for name, parameter in self.learner.value.parameters().items()}
 
 
-def make_bench(*, lora_rank: int = 4, **numbers: Any) -> Bench:
+def make_bench(*, lora_rank: int = 4, ranks: Ranks | None = None, **numbers: Any) -> Bench:
     """``live`` numbers made quick (large steps, no warm-up, no anchor), the critic as it stands, and whatever is overridden."""
     chosen = {
         "policy_learning_rate": 1e-2,
@@ -98,4 +99,4 @@ def make_bench(*, lora_rank: int = 4, **numbers: Any) -> Bench:
         "fresh_values": True,
         **numbers,
     }
-    return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=0))
+    return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, ranks=ranks))

@@ -1,1 +1,2 @@
-"""The only room that imports Ray: engine replicas as actors, and the session with the cluster they run in."""
+"""What Ray places, and how it is kept alive: engine replicas and the learner. The only room that imports Ray; what runs in the serving process never
+imports the learner."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from online_sao.config import ClusterSettings, EngineSettings, PolicySettings, Settings
+from online_sao.config import ClusterSettings, Settings
 from online_sao.errors import EngineError, OnlineSAOError, PolicyStoreError, ReplicaLostError
 from online_sao.inference.engine import EngineRequest, SwapReport, TokenDelta
 from online_sao.inference.pool import EnginePool
@@ -37,7 +37,7 @@ NAME_PREFIX = "engine-"
 """Of the actors' names in the namespace: who joins it finds them by that."""
 
 
-def build_pool(settings: Settings) -> EnginePool:
+def build_pool(settings: Settings, session: Session) -> EnginePool:
     """The pool that the settings ask for. ``cluster.replicas`` is above 0."""
     cluster, engine = settings.cluster, settings.engine
     if cluster.ray_address is None and engine.threads == 0:
@@ -47,12 +47,7 @@ def build_pool(settings: Settings) -> EnginePool:
     if folder.is_dir():
         # Replicas have another working directory.
         policy = policy.model_copy(update={"model": str(folder.absolute())})
-    return pool_of(cluster, engine, policy)
-
-
-def pool_of(cluster: ClusterSettings, engine: EngineSettings, policy: PolicySettings) -> EnginePool:
-    source = RaySource(Session(cluster), cluster, HostSpec(engine, policy))
-    return EnginePool(source, cluster.replicas, engine.max_concurrent)
+    return EnginePool(RaySource(session, cluster, HostSpec(engine, policy)), cluster.replicas, engine.max_concurrent)
 
 
 class RaySource:
@@ -69,7 +64,7 @@ class RaySource:
         return self._session.problem
 
     async def open(self) -> None:
-        await self._session.open()
+        await self._session.open(self)
 
     async def create(self, number: int) -> RayReplica:
         if self._session.problem is not None:
@@ -78,7 +73,7 @@ class RaySource:
 
     async def close(self) -> None:
         self._store.forget()
-        await self._session.close()
+        await self._session.close(self)
 
     def _actor(self, number: int) -> Any:
         import ray

@@ -30,12 +30,16 @@ _PILLARS = ("gcs_server", "raylet")
 
 
 class Session:
-    """``open``, calls, ``close``; again if need be. Use from one event loop."""
+    """``open``, calls, ``close``, by each who uses it; again if need be. It lasts from the first to the last of them. Use from one event loop."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, ranks: int = 1) -> None:
+        """``ranks``: of the learner."""
         self._settings = settings
+        self._ranks = ranks
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._pillars: list[psutil.Process] = []
+        self._users: set[object] = set()
+        self._changing = asyncio.Lock()
 
     @property
     def problem(self) -> str | None:
@@ -47,10 +51,23 @@ class Session:
                 return "a process of the local Ray cluster has ended"
         return None
 
-    async def open(self) -> None:
-        """About ten seconds for a local cluster. Raises ConfigurationError if Ray is not installed or no cluster answers."""
-        if self._jobs is not None:
-            raise EngineError("The session with the Ray cluster is already open.")
+    async def open(self, user: object) -> None:
+        """About ten seconds for a local cluster; one that was lost is left first. Raises ConfigurationError if Ray is not installed or no cluster
+        answers."""
+        async with self._changing:
+            if self.problem is not None:
+                await self._leave()
+                await self._join()
+            self._users.add(user)
+
+    async def close(self, user: object) -> None:
+        """With its last user: ends what the session started, its actors, and a local cluster whole."""
+        async with self._changing:
+            self._users.discard(user)
+            if not self._users:
+                await self._leave()
+
+    async def _join(self) -> None:
         jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs = jobs
         threading.Thread(target=_work, args=(jobs,), name="ray session", daemon=True).start()
@@ -61,8 +78,7 @@ class Session:
             jobs.put(None)
             raise
 
-    async def close(self) -> None:
-        """Ends what the session started: its actors, and a local cluster whole."""
+    async def _leave(self) -> None:
         if self._jobs is None:
             return
         try:
@@ -108,9 +124,11 @@ class Session:
         try:
             import ray
         except ImportError as error:
-            raise ConfigurationError(f"cluster.replicas needs Ray, which is not installed ({error}): pip install 'online-sao[ray]'.") from error
+            raise ConfigurationError(
+                f"What [cluster] asks for needs Ray, which is not installed ({error}): pip install 'online-sao[ray]'."
+            ) from error
         settings = self._settings
-        common: dict[str, Any] = {"namespace": settings.namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+        common: dict[str, Any] = {"namespace": settings.namespace, "log_to_driver": settings.place_learner, "logging_level": logging.ERROR}
         if settings.ray_address is not None:
             try:
                 ray.init(address=settings.ray_address, **common)
@@ -122,13 +140,14 @@ class Session:
             return []
         # Ray would run its workers behind everything else on the machine, the learner included.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        asked = settings.replicas * settings.replica_cpus + settings.place_learner * self._ranks * settings.learner_cpus
         before = {process.pid for process in psutil.Process().children(recursive=True)}
         # Never that of RAY_ADDRESS: without an address, the cluster is this service's own and ends with it.
         ray.init(
             address="local",
             include_dashboard=False,
-            # Replicas of a machine with fewer cores take turns; they need not wait for each other to end.
-            num_cpus=max(os.cpu_count() or 1, math.ceil(settings.replicas * settings.replica_cpus)),
+            # Processes of a machine with fewer cores take turns; they need not wait for each other to end.
+            num_cpus=max(os.cpu_count() or 1, math.ceil(asked)),
             object_store_memory=OBJECT_STORE_BYTES,
             **common,
         )

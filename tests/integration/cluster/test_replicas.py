@@ -16,7 +16,9 @@ import pytest_asyncio
 from online_sao.config import ClusterSettings, EngineSettings, PolicySettings
 from online_sao.errors import EngineError, ReplicaLostError
 from online_sao.inference.pool import EnginePool
-from online_sao.runtime.cluster.replicas import pool_of
+from online_sao.runtime.cluster.host import HostSpec
+from online_sao.runtime.cluster.replicas import RaySource
+from online_sao.runtime.cluster.session import Session
 from tests.fakes.tiny_model import tiny_model, write_random_adapter
 from tests.integration.engine.engine_client import Client, Sampled
 
@@ -42,7 +44,9 @@ def pid_of(pool: EnginePool, number: int) -> int:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[EnginePool]:
-    pool = pool_of(ClusterSettings(replicas=2), EngineSettings(threads=1, max_concurrent=8), PolicySettings(model=str(tiny_model())))
+    cluster = ClusterSettings(replicas=2)
+    spec = HostSpec(EngineSettings(threads=1, max_concurrent=8), PolicySettings(model=str(tiny_model()), lora_rank=4))
+    pool = EnginePool(RaySource(Session(cluster), cluster, spec), 2, 8)
     await pool.start(0, None)
     yield pool
     await pool.stop()

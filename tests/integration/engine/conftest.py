@@ -78,7 +78,7 @@ class Started:
         cluster = ClusterSettings(replicas=2, replica_cpus=0)
         if self._session is None:
             self._session = Session(cluster)
-            await self._session.open()
+            await self._session.open(self)
         engine = EngineSettings(**({"threads": 1} | settings))  # type: ignore[arg-type]
         return EnginePool(Lodgers(self._session, cluster, HostSpec(engine, PolicySettings(model=str(path), lora_rank=4))), 2, engine.max_concurrent)
 
@@ -86,7 +86,7 @@ class Started:
         for engine in self._engines.values():
             await engine.stop()
         if self._session is not None:
-            await self._session.close()
+            await self._session.close(self)
 
 
 class Lodgers(RaySource):
