@@ -13,16 +13,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import asyncio
 import importlib.metadata
+import logging
 import signal
 import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
+from online_sao import logs
 from online_sao.commands import learner, policies
 from online_sao.commands.alarms import alarms
-from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
+from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, start_logging
 from online_sao.commands.demo import demo
 from online_sao.commands.doctor import doctor
 from online_sao.commands.erase import erase
@@ -93,13 +96,13 @@ def serve(
     )
     from online_sao.launch import launch
 
-    log_to_terminal()
+    start_logging(settings)
     # A service manager's SIGTERM ends it as Ctrl-C does, at whatever point of the start it comes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        started = launch(settings, console)
+        started = launch(settings, Console(quiet=True) if logs.is_json() else console)
     except KeyboardInterrupt:
-        console.print("Stopped.", style="dim")
+        logging.getLogger(__name__).info("stopped") if logs.is_json() else console.print("Stopped.", style="dim")
     else:
         raise typer.Exit(0 if started else 1)
 
@@ -110,7 +113,7 @@ def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     settings = load_settings(config, storage={"data_dir": data_dir})
     from online_sao.runtime.learning import run
 
-    log_to_terminal()
+    start_logging(settings)
     raise typer.Exit(run(settings))
 
 
@@ -150,11 +153,14 @@ def bench_base_rates(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Entry point. An error of ours is one red line, never a traceback."""
+    """Entry point. An error of ours is one line (red, or JSON where the log is), never a traceback."""
     try:
         app()
     except OnlineSAOError as error:
-        errors.print(Text(error.message, style="red"), soft_wrap=True)
+        if logs.is_json():
+            logging.getLogger(__name__).critical("%s", error.message)
+        else:
+            errors.print(Text(error.message, style="red"), soft_wrap=True)
         sys.exit(2)
 
 

@@ -37,6 +37,8 @@ class ServerSettings(_Group):
     """Largest request body in bytes; larger ones are answered 413."""
     shutdown_grace_seconds: float = Field(5.0, gt=0)
     """Seconds running requests are given to end at shutdown before they are abandoned."""
+    log_format: Literal["text", "json"] = "text"
+    """How server and learner write their log: ``text`` for a terminal, or ``json``: one object a line, and a line for each request."""
 
 
 class StorageSettings(_Group):

@@ -116,7 +116,7 @@ def _run_server(settings: Settings, console: Console, listener: socket.socket) -
     config = uvicorn.Config(
         guard,
         log_config=None,
-        access_log=False,
+        access_log=settings.server.log_format == "json",
         lifespan="on",
         timeout_graceful_shutdown=1,  # what is left then reads nothing any more: the completions have been drained
     )

@@ -29,7 +29,8 @@ _BUSY_TIMEOUT_MS = 30_000
 _READERS_TIMEOUT_MS = 500
 """What emptying the write-ahead log waits for readers. Writers wait meanwhile."""
 # A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
-_POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120}
+# An error of the driver tells its statement, but not what users wrote: errors are logged.
+_OPTIONS: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120, "hide_parameters": True}
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -55,7 +56,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     path = sqlite_path(url)
     if path is None:
         return _create_postgresql_engine(url)
-    engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_POOL)
+    engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_OPTIONS)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
@@ -78,7 +79,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
 
 def _create_postgresql_engine(url: str) -> AsyncEngine:
     try:
-        engine = create_async_engine(url, pool_pre_ping=True, **_POOL)
+        engine = create_async_engine(url, pool_pre_ping=True, **_OPTIONS)
     except ModuleNotFoundError as error:
         raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
 
