@@ -108,7 +108,9 @@ class LearningSettings(_Group):
     """None means: what the preset says (algorithm/recipes.py)."""
 
     enabled: bool = True
-    """Start a learner process beside the server."""
+    """Whether anything learns. False: scores are kept, and no learner is started or missed."""
+    placement: Literal["child", "separate"] = "child"
+    """Who keeps the learner running: the server, as its ``child``; or somebody else, by ``online-sao learn`` on the same database and data_dir."""
     recipe: Literal["sao", "running-mean"] = "sao"
     """Which algorithm (algorithm/recipes.py): ``sao``, or ``running-mean``, which has no value model: the baseline to measure against."""
     preset: Literal["live", "paper"] = "live"
@@ -159,6 +161,11 @@ class LearningSettings(_Group):
     """Write every update's metrics as TensorBoard files under data_dir/tensorboard (a few kilobytes an update)."""
     seed: int = 0
     """Seed of adapter initialisation and of the learner's random state."""
+
+    @property
+    def as_child(self) -> bool:
+        """Whether the server starts a learner."""
+        return self.enabled and self.placement == "child"
 
 
 class GateSettings(_Group):

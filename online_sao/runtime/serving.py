@@ -69,9 +69,10 @@ class Serving:
         self.interactions = InteractionService(self.database)
         self.erasure = ErasureService(self.database)
         self.history = HistoryService(self.database, settings.reward)
-        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.enabled else None
+        self._supervisor = Supervisor(settings.to_environment()) if settings.learning.as_child else None
         process = self._supervisor.process if self._supervisor is not None else lambda: None
-        watch = LearnerWatch(process, settings.alarms.learner_silent_seconds)
+        separate = settings.learning.enabled and self._supervisor is None
+        watch = LearnerWatch(process, settings.alarms.learner_silent_seconds, separate=separate)
         self.status = StatusService(self.database, watch=watch)
         self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
         self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner, watch=watch)

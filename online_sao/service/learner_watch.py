@@ -17,7 +17,7 @@ LATE_SECONDS = 10.0
 """A learner gives a sign of life every 1.5 s; this long without one, something holds it up."""
 
 Presence = Literal["starting", "alive", "silent", "ended", "stopped", "off"]
-"""``starting``: no sign of life yet from the process of this server, and it is not overdue. ``ended``: there is no process, and
+"""``starting``: no sign of life yet from the process that is expected, and it is not overdue. ``ended``: there is no process, and
 one is started again by itself. ``stopped``: there is none until somebody changes what keeps it from working. ``off``: this server runs none, and
 nobody else's gives a sign of life."""
 
@@ -42,7 +42,8 @@ class Sighting:
 
 class LearnerWatch:
     """Create it when the server starts. ``process``: the learner's process, where this server keeps one (None: it does not). ``limit``: the longest
-    silence in seconds that a start may take. ``clock`` gives Unix seconds, ``monotonic`` seconds that never jump."""
+    silence in seconds that a start may take. ``clock`` gives Unix seconds, ``monotonic`` seconds that never jump. ``separate``: this server keeps
+    none, and somebody else should."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class LearnerWatch:
         limit: float = 60.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        separate: bool = False,
     ) -> None:
+        self._separate = separate
         self._process = process
         self._limit = limit
         self._clock = clock
@@ -94,6 +97,8 @@ class LearnerWatch:
         if self._alive and silence <= LATE_SECONDS:
             return "alive"
         if process is None:
+            if self._separate and not self._alive and row.phase != "stopped":
+                return "starting" if silence <= self._limit else "silent"
             return "silent" if self._alive else "off"
         if process.gave_up:
             return "stopped"

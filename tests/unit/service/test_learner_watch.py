@@ -11,10 +11,10 @@ LIMIT = 60.0
 class Life:
     """A watch whose clocks and process are the test's."""
 
-    def __init__(self, process: LearnerProcess | None, heartbeat: float | None = None, phase: str = "waiting") -> None:
+    def __init__(self, process: LearnerProcess | None, heartbeat: float | None = None, phase: str = "waiting", separate: bool = False) -> None:
         self.wall, self.ticks, self.process = 10_000.0, 500.0, process
         self.row = LearnerRow(phase=phase, heartbeat_at=heartbeat)
-        self.watch = LearnerWatch(lambda: self.process, LIMIT, lambda: self.wall, lambda: self.ticks)
+        self.watch = LearnerWatch(lambda: self.process, LIMIT, lambda: self.wall, lambda: self.ticks, separate)
 
     def after(self, seconds: float) -> str:
         self.wall += seconds
@@ -90,3 +90,25 @@ def test_a_wall_clock_that_jumps_changes_nothing() -> None:
         life.wall += jump
         life.beat()
         assert life.after(2) == "alive"
+
+
+def test_a_separate_learner_that_should_be_there_is_missed() -> None:
+    life = Life(None, heartbeat=10_000.0 - 5789, separate=True)
+    assert life.after(0) == "starting"
+    assert life.after(61) == "silent"
+    assert life.watch.overdue_silence(life.row) == 61.0
+    life.beat("starting")
+    assert life.after(1) == "alive"
+    assert life.after(20) == "silent"
+    life.beat("stopped")
+    assert life.after(1) == "off"
+    assert life.after(70) == "off"
+    assert life.watch.overdue_silence(life.row) > 60.0
+
+
+def test_a_separate_learner_that_has_never_run_is_off_until_it_does() -> None:
+    life = Life(None, phase="stopped", separate=True)
+    assert life.after(61) == "off"
+    assert life.watch.overdue_silence(life.row) == 61.0
+    life.beat("starting")
+    assert life.after(1) == "alive"
