@@ -42,7 +42,7 @@ from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
-from online_sao.service.learner_watch import LearnerWatch
+from online_sao.service.learner_watch import LearnerProcess, LearnerWatch
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
 from online_sao.storage.migrations import require_current
@@ -70,9 +70,8 @@ class Serving:
         self.erasure = ErasureService(self.database)
         self.history = HistoryService(self.database, settings.reward)
         self._supervisor = Supervisor(settings.to_environment()) if settings.learning.as_child else None
-        process = self._supervisor.process if self._supervisor is not None else lambda: None
-        separate = settings.learning.enabled and self._supervisor is None
-        watch = LearnerWatch(process, settings.alarms.learner_silent_seconds, separate=separate)
+        watch = LearnerWatch(self._learner_process, settings.alarms.learner_silent_seconds)
+        self._ready_at: float | None = None
         self.status = StatusService(self.database, watch=watch)
         self._retention = Retention(self.database, settings.policy_store_dir, settings.retention, self.erasure)
         self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner, watch=watch)
@@ -188,7 +187,7 @@ class Serving:
             return
         # The libraries' million objects never die: left to the collector, each full collection walks them for most of a second, the GIL held.
         gc.freeze()
-        self._problem = None
+        self._problem, self._ready_at = None, time.monotonic()
         logger.info("ready to serve after %.1f s", time.monotonic() - started)
 
     async def _load_engine(self) -> None:
@@ -230,6 +229,12 @@ class Serving:
         if self._supervisor is not None:
             # Only now: two processes that load a model at once are both slow, and the first answer is waited for.
             self._scheduler.add(Job("learner supervision", 1.0, self._supervise))
+
+    def _learner_process(self) -> LearnerProcess | None:
+        """A separate learner is expected from when the engine first served: nobody is hurried before."""
+        if self._supervisor is not None:
+            return self._supervisor.process()
+        return LearnerProcess(self._ready_at, running=True, gave_up=False, separate=True) if self.settings.learning.enabled else None
 
     def _wake_learner(self) -> None:
         if self._supervisor is not None:

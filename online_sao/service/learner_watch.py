@@ -25,11 +25,13 @@ nobody else's gives a sign of life."""
 @dataclass(frozen=True, slots=True)
 class LearnerProcess:
     """What the one that keeps the learner's process alive knows of it. ``started_at``: when it was started last, in seconds of ``time.monotonic``;
-    None: not yet. ``gave_up``: it ended because it cannot work, and is not started again by itself."""
+    None: not yet. ``gave_up``: it ended because it cannot work, and is not started again by itself. ``separate``: somebody else keeps it alive, and
+    ``started_at`` is when it was to be expected."""
 
     started_at: float | None
     running: bool
     gave_up: bool
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,8 @@ class Sighting:
 
 
 class LearnerWatch:
-    """Create it when the server starts. ``process``: the learner's process, where this server keeps one (None: it does not). ``limit``: the longest
-    silence in seconds that a start may take. ``clock`` gives Unix seconds, ``monotonic`` seconds that never jump. ``separate``: this server keeps
-    none, and somebody else should."""
+    """Create it when the server starts. ``process``: the learner's process (None: none is expected). ``limit``: the longest
+    silence in seconds that a start may take. ``clock`` gives Unix seconds, ``monotonic`` seconds that never jump."""
 
     def __init__(
         self,
@@ -51,9 +52,7 @@ class LearnerWatch:
         limit: float = 60.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        separate: bool = False,
     ) -> None:
-        self._separate = separate
         self._process = process
         self._limit = limit
         self._clock = clock
@@ -97,9 +96,9 @@ class LearnerWatch:
         if self._alive and silence <= LATE_SECONDS:
             return "alive"
         if process is None:
-            if self._separate and not self._alive and row.phase != "stopped":
-                return "starting" if silence <= self._limit else "silent"
             return "silent" if self._alive else "off"
+        if process.separate and not self._alive and row.phase == "stopped":
+            return "off"
         if process.gave_up:
             return "stopped"
         if process.started_at is None:

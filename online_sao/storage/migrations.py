@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 from alembic import command
@@ -16,17 +17,29 @@ from online_sao.storage.session import Database, create_engine, for_writing, sql
 
 _LOCK = 7607250826
 """Any number that nobody else on the server locks."""
-_SCRIPTS = Path(__file__).resolve().parents[2] / "migrations"
+_CHECKOUT = Path(__file__).resolve().parents[2] / "migrations"
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration without an ini file. With ``connection``, migrations run on it, inside its transaction."""
-    if not _SCRIPTS.is_dir():
-        raise ConfigurationError(f"The migrations are not at {_SCRIPTS}. Run from a source checkout of online-sao.")
     config = Config()
-    config.set_main_option("script_location", str(_SCRIPTS))
+    config.set_main_option("script_location", str(_scripts()))
     config.attributes["connection"] = connection
     return config
+
+
+def _scripts() -> Path:
+    """Beside the sources in a checkout; where the installer has put them otherwise (pyproject's data-files)."""
+    if (_CHECKOUT / "env.py").is_file():
+        return _CHECKOUT
+    try:
+        installed = importlib.metadata.files("online-sao") or ()
+    except importlib.metadata.PackageNotFoundError:
+        installed = ()
+    for file in installed:
+        if file.parts[-2:] == ("migrations", "env.py"):
+            return Path(str(file.locate())).resolve().parent
+    raise ConfigurationError(f"The migrations are neither at {_CHECKOUT} nor installed. Install online-sao again, from its wheel or its checkout.")
 
 
 async def upgrade(url: str) -> None:

@@ -51,8 +51,8 @@ async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float
     if row.owner != owner and row.expires_at > now and not is_dead(row.owner):
         host, pid, _ = row.owner.rsplit(":", 2)
         raise LeaseHeldError(
-            f"Process {pid} on {host.partition('/')[0]} is already the {name} process of this database (its lease ends in {row.expires_at - now:.0f} s). "
-            "Stop it, or give this one a data_dir or database_url of its own."
+            f"Process {pid} on {host.partition('/')[0]} is already the {name} process of this database (its lease ends in "
+            f"{row.expires_at - now:.0f} s). Stop it, or give this one a data_dir or database_url of its own."
         )
     row.owner = owner
     row.expires_at = now + LEASE_SECONDS

@@ -11,10 +11,10 @@ LIMIT = 60.0
 class Life:
     """A watch whose clocks and process are the test's."""
 
-    def __init__(self, process: LearnerProcess | None, heartbeat: float | None = None, phase: str = "waiting", separate: bool = False) -> None:
+    def __init__(self, process: LearnerProcess | None, heartbeat: float | None = None, phase: str = "waiting") -> None:
         self.wall, self.ticks, self.process = 10_000.0, 500.0, process
         self.row = LearnerRow(phase=phase, heartbeat_at=heartbeat)
-        self.watch = LearnerWatch(lambda: self.process, LIMIT, lambda: self.wall, lambda: self.ticks, separate)
+        self.watch = LearnerWatch(lambda: self.process, LIMIT, lambda: self.wall, lambda: self.ticks)
 
     def after(self, seconds: float) -> str:
         self.wall += seconds
@@ -92,10 +92,13 @@ def test_a_wall_clock_that_jumps_changes_nothing() -> None:
         assert life.after(2) == "alive"
 
 
-def test_a_separate_learner_that_should_be_there_is_missed() -> None:
-    life = Life(None, heartbeat=10_000.0 - 5789, separate=True)
-    assert life.after(0) == "starting"
-    assert life.after(61) == "silent"
+def test_a_separate_learner_that_should_be_there_is_missed_once_the_engine_serves() -> None:
+    life = Life(LearnerProcess(None, running=True, gave_up=False, separate=True), heartbeat=10_000.0 - 5789)
+    assert life.after(200) == "starting"
+    assert life.watch.overdue_silence(life.row) == 0.0
+    life.process = LearnerProcess(life.ticks, running=True, gave_up=False, separate=True)
+    assert life.after(59) == "starting"
+    assert life.after(2) == "silent"
     assert life.watch.overdue_silence(life.row) == 61.0
     life.beat("starting")
     assert life.after(1) == "alive"
@@ -107,7 +110,7 @@ def test_a_separate_learner_that_should_be_there_is_missed() -> None:
 
 
 def test_a_separate_learner_that_has_never_run_is_off_until_it_does() -> None:
-    life = Life(None, phase="stopped", separate=True)
+    life = Life(LearnerProcess(500.0, running=True, gave_up=False, separate=True), phase="stopped")
     assert life.after(61) == "off"
     assert life.watch.overdue_silence(life.row) == 61.0
     life.beat("starting")
