@@ -11,7 +11,6 @@ import os
 # Spinning OpenMP threads of one process starve the other on a shared CPU (decoding was 4 times slower); torch reads this once, on import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import asyncio
 import importlib.metadata
 import logging
 import signal
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from online_sao import logs
-from online_sao.commands import learner, policies
+from online_sao.commands import database, learner, policies
 from online_sao.commands.alarms import alarms
 from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, start_logging
 from online_sao.commands.demo import demo
@@ -54,9 +53,8 @@ app.command()(erase)
 app.command()(export)
 app.command()(replay)
 app.command()(pretrain_value)
-database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
-app.add_typer(database_app, name="db")
+app.add_typer(database.app, name="db")
 app.add_typer(bench_app, name="bench")
 app.add_typer(policies.app, name="policies")
 app.add_typer(learner.app, name="learner")
@@ -115,17 +113,6 @@ def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
 
     start_logging(settings)
     raise typer.Exit(run(settings))
-
-
-@database_app.command("upgrade")
-def database_upgrade(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
-    """Bring the database to the newest schema. `serve` does this by itself."""
-    settings = load_settings(config, storage={"data_dir": data_dir})
-    from online_sao.storage.migrations import upgrade
-
-    settings.storage.data_dir.mkdir(parents=True, exist_ok=True)
-    asyncio.run(upgrade(settings.database_url))
-    console.print(f"The database is at the newest schema: {settings.database_url.split('@')[-1]}", soft_wrap=True)
 
 
 @bench_app.command("swap", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

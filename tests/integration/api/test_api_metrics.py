@@ -1,5 +1,5 @@
-"""/metrics and the log of a service that has learned: every metric that the documentation and the Grafana dashboard name, and lines that are JSON, know
-their request and hold nothing that users wrote."""
+"""/metrics and the log of a service that has learned: every metric that the documentation and the Grafana dashboard name, and lines that are JSON,
+know their request and hold nothing that users wrote."""
 
 from __future__ import annotations
 
