@@ -1,12 +1,12 @@
 """What the serving process counts of itself, for /metrics. Owns the names of these metrics; knows nothing of HTTP or the database.
 
 Names are ``online_sao_`` and, where vLLM counts the same thing, vLLM's own name for it (time_to_first_token_seconds); what belongs to a changing
-policy is ``online_sao_serve_…``. All are listed in docs/operations.md.
+policy is ``online_sao_serve_…``. All are listed in docs/operations/monitoring.md.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from online_sao.inference.engine import EngineLoad, SwapReport
 from online_sao.runtime.status_metrics import Reading, StatusMetrics
@@ -15,6 +15,9 @@ from online_sao.service.chat_records import AdmittedRequest, Outcome
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SWAP_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+disable_created_metrics()  # otherwise every counter and histogram has a second series that says when it began
 
 
 class Meters:
