@@ -15,6 +15,7 @@ import psutil
 import torch
 from transformers import AutoConfig
 
+from online_sao import logs
 from online_sao.config import EngineSettings
 from online_sao.inference.requests import MAX_TOP_LOGPROBS
 
@@ -73,7 +74,7 @@ def _start(settings: EngineSettings, model_path: Path) -> Any:
             enforce_eager=on_cpu,
             worker_extension_cls=f"{WORKER}.WorkerExtension",
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            disable_log_stats=True,
+            disable_log_stats=False,  # its metrics, in prometheus_client's default registry; a line of text every ten seconds only from INFO up
             **(_cpu_cache(settings, config) if on_cpu else {}),
         )
         return AsyncLLM.from_engine_args(arguments)
@@ -96,6 +97,8 @@ def _environment(settings: EngineSettings, on_cpu: bool) -> Iterator[None]:
         SERVICE_PID: str(os.getpid()),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    if logs.is_json():
+        wanted["VLLM_CONFIGURE_LOGGING"] = "0"  # what it says in this process goes the way of all lines
     if on_cpu:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         wanted["OMP_NUM_THREADS"] = str(settings.threads or os.cpu_count() or 1)
