@@ -109,9 +109,9 @@ def serve(
 def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     """Run the learner alone, on the database and policy store of a running server."""
     settings = load_settings(config, storage={"data_dir": data_dir})
+    start_logging(settings)
     from online_sao.runtime.learning import run
 
-    start_logging(settings)
     raise typer.Exit(run(settings))
 
 

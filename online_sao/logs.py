@@ -6,6 +6,7 @@ Every line of every library passes through the one handler set up here. Knows no
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextvars import ContextVar
 from typing import Literal
@@ -20,7 +21,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 ACCESS = "uvicorn.access"
 """The logger of one line for each answered request."""
 _WATCHING = ("/healthz", "/readyz", "/metrics")
-"""Asked every few seconds by machines: only their failures are worth a line."""
+"""Asked every few seconds by machines: only what is neither "yes" nor "not yet" is worth a line."""
 
 
 def configure(log_format: LogFormat, console: Console) -> None:
@@ -28,6 +29,7 @@ def configure(log_format: LogFormat, console: Console) -> None:
     (ISO 8601, UTC), ``level``, ``logger``, ``message``, and where there are any ``request_id`` and ``exception``."""
     if log_format == "json":
         handler = _json_handler()
+        os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars between the lines, from converting a model for one
         logging.getLogger(ACCESS).setLevel(logging.INFO)
         logging.captureWarnings(True)
     else:
@@ -87,4 +89,4 @@ def _access_fields(record: logging.LogRecord) -> bool:
     path = str(target).partition("?")[0]
     record.client, record.method, record.path, record.status = client, method, path, status
     record.msg, record.args = "%s %s %s", (method, path, status)
-    return path not in _WATCHING or not isinstance(status, int) or status >= 400
+    return path not in _WATCHING or status not in (200, 503)

@@ -91,6 +91,14 @@ def _create_postgresql_engine(url: str) -> AsyncEngine:
         except Exception as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
 
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def _without_values(context: Any) -> None:
+        # Its DETAIL quotes the row that broke a constraint.
+        error = context.original_exception
+        error.args = tuple(part.partition("\nDETAIL:")[0] if isinstance(part, str) else part for part in error.args)
+        if getattr(error.__cause__, "detail", None):
+            error.__cause__.detail = None
+
     return engine
 
 
