@@ -35,7 +35,7 @@ def configure(log_format: LogFormat, console: Console) -> None:
     else:
         handler = _text_handler(console)
     handler.addFilter(_of_request)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("online_sao", "api"):
         logging.getLogger(name).setLevel(logging.INFO)
 

