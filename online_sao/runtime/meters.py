@@ -17,7 +17,8 @@ _TOKEN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SWAP_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-disable_created_metrics()  # otherwise every counter and histogram has a second series that says when it began
+# Otherwise every counter and histogram has a second series that says when it began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Meters:
