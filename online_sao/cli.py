@@ -100,7 +100,10 @@ def serve(
     try:
         started = launch(settings, Console(quiet=True) if logs.is_json() else console)
     except KeyboardInterrupt:
-        logging.getLogger(__name__).info("stopped") if logs.is_json() else console.print("Stopped.", style="dim")
+        if logs.is_json():
+            logging.getLogger(__name__).info("stopped")
+        else:
+            console.print("Stopped.", style="dim")
     else:
         raise typer.Exit(0 if started else 1)
 
