@@ -70,6 +70,8 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docker/Dockerfile docker/cuda.Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """The application: routes, middleware and the serving process behind them. The only importer of runtime.serving.
 
-Middleware, from the outside: RequestContext (x-request-id, the last net), Cors, Security (who may call), then the routes.
+Middleware, from the outside: RequestContext (x-request-id, the last net), counting for /metrics, Cors, Security (who may call), then the routes.
 """
 
 from __future__ import annotations
@@ -61,5 +61,6 @@ def create_app(settings: Settings) -> FastAPI:
     mount(app, lambda: getattr(app.state, "backend", None))
     app.add_middleware(Security, settings=settings.server)
     app.add_middleware(Cors, origins=settings.server.cors_origins)
+    metrics.count_requests(app)
     app.add_middleware(RequestContext)
     return app

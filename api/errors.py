@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from online_sao import logs
 from online_sao.errors import InvalidRequestError, NotFoundError, NotReadyError, OnlineSAOError
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if _SANE_REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope["online_sao.request_id"] = identity
+        logs.request_id.set(identity)
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -106,13 +108,13 @@ class RequestContext:
             await self.app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # The server's end has come for this request: its grace is over.
-            logger.info("%s was cut short by the end of the server", identity)
+            logger.info("%s %s was cut short by the end of the server", scope["method"], scope["path"])
             if not started:
                 await error_response(NotReadyError("The server is shutting down."))(scope, receive, send_with_id)
         except ClientDisconnect:
-            logger.debug("%s: the client left", identity)
+            logger.debug("%s %s: the client left", scope["method"], scope["path"])
         except Exception:
-            logger.exception("%s %s failed (%s)", scope["method"], scope["path"], identity)
+            logger.exception("%s %s failed", scope["method"], scope["path"])
             if not started:
                 error = OnlineSAOError(f"The server failed to answer; its log names this request {identity}.")
                 await error_response(error)(scope, receive, send_with_id)

@@ -11,18 +11,20 @@ import os
 # Spinning OpenMP threads of one process starve the other on a shared CPU (decoding was 4 times slower); torch reads this once, on import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import asyncio
 import importlib.metadata
+import logging
 import signal
 import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
-from online_sao.commands import learner, policies
+from online_sao import logs
+from online_sao.commands import database, learner, policies
 from online_sao.commands.alarms import alarms
-from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, log_to_terminal
+from online_sao.commands.common import ConfigOption, DataDirOption, console, errors, load_settings, start_logging
 from online_sao.commands.demo import demo
 from online_sao.commands.doctor import doctor
 from online_sao.commands.erase import erase
@@ -51,9 +53,8 @@ app.command()(erase)
 app.command()(export)
 app.command()(replay)
 app.command()(pretrain_value)
-database_app = typer.Typer(no_args_is_help=True, help="The database schema.")
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks of the parts.")
-app.add_typer(database_app, name="db")
+app.add_typer(database.app, name="db")
 app.add_typer(bench_app, name="bench")
 app.add_typer(policies.app, name="policies")
 app.add_typer(learner.app, name="learner")
@@ -103,13 +104,16 @@ def serve(
     )
     from online_sao.launch import launch
 
-    log_to_terminal()
+    start_logging(settings)
     # A service manager's SIGTERM ends it as Ctrl-C does, at whatever point of the start it comes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        started = launch(settings, console)
+        started = launch(settings, Console(quiet=True) if logs.is_json() else console)
     except KeyboardInterrupt:
-        console.print("Stopped.", style="dim")
+        if logs.is_json():
+            logging.getLogger(__name__).info("stopped")
+        else:
+            console.print("Stopped.", style="dim")
     else:
         raise typer.Exit(0 if started else 1)
 
@@ -118,21 +122,10 @@ def serve(
 def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     """Run the learner alone, on the database and policy store of a running server."""
     settings = load_settings(config, storage={"data_dir": data_dir})
+    start_logging(settings)
     from online_sao.runtime.learning import run
 
-    log_to_terminal()
     raise typer.Exit(run(settings))
-
-
-@database_app.command("upgrade")
-def database_upgrade(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
-    """Bring the database to the newest schema. `serve` does this by itself."""
-    settings = load_settings(config, storage={"data_dir": data_dir})
-    from online_sao.storage.migrations import upgrade
-
-    settings.storage.data_dir.mkdir(parents=True, exist_ok=True)
-    asyncio.run(upgrade(settings.database_url))
-    console.print(f"The database is at the newest schema: {settings.database_url.split('@')[-1]}", soft_wrap=True)
 
 
 @bench_app.command("swap", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -168,11 +161,14 @@ def bench_base_rates(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Entry point. An error of ours is one red line, never a traceback."""
+    """Entry point. An error of ours is one line (red, or JSON where the log is), never a traceback."""
     try:
         app()
     except OnlineSAOError as error:
-        errors.print(Text(error.message, style="red"), soft_wrap=True)
+        if logs.is_json():
+            logging.getLogger(__name__).critical("%s", error.message)
+        else:
+            errors.print(Text(error.message, style="red"), soft_wrap=True)
         sys.exit(2)
 
 

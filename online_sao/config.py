@@ -39,6 +39,8 @@ class ServerSettings(_Group):
     """Serve beside other server processes on one PostgreSQL database: one of them, by a lease there, also runs jobs, activation and the learner."""
     shutdown_grace_seconds: float = Field(5.0, gt=0)
     """Seconds running requests are given to end at shutdown before they are abandoned."""
+    log_format: Literal["text", "json"] = "text"
+    """How server and learner write their log: ``text`` for a terminal, or ``json``: one object a line, and a line for each request."""
 
 
 class StorageSettings(_Group):
@@ -152,7 +154,9 @@ class LearningSettings(_Group):
     """None means: what the preset says (algorithm/recipes.py)."""
 
     enabled: bool = True
-    """Start a learner process beside the server."""
+    """Whether anything learns. False: scores are kept, and no learner is started or missed."""
+    placement: Literal["child", "separate"] = "child"
+    """Who keeps the learner running: the server, as its ``child``; or somebody else, by ``online-sao learn`` on the same database and data_dir."""
     recipe: Literal["sao", "running-mean"] = "sao"
     """Which algorithm (algorithm/recipes.py): ``sao``, or ``running-mean``, which has no value model: the baseline to measure against."""
     preset: Literal["live", "paper"] = "live"
@@ -217,6 +221,11 @@ class LearningSettings(_Group):
         if self.sharding != "none" and self.ranks == 1:
             raise ValueError('learning.sharding = "fsdp" divides the model among learning.ranks processes: set learning.ranks above 1')
         return self
+
+    @property
+    def as_child(self) -> bool:
+        """Whether the server starts a learner."""
+        return self.enabled and self.placement == "child"
 
 
 class GateSettings(_Group):

@@ -24,6 +24,9 @@ def launch(settings: Settings, console: Console) -> bool:
 
     Raises ConfigurationError where the operator has something to change.
     """
+    from api.security import check_exposure
+
+    check_exposure(settings.server)  # before anything slow is done for a server that may not be
     with _listening_socket(settings.server.host, settings.server.port) as listener:
         _prepare(settings, console)
         return _run_server(settings, console, listener)
@@ -116,7 +119,7 @@ def _run_server(settings: Settings, console: Console, listener: socket.socket) -
     config = uvicorn.Config(
         guard,
         log_config=None,
-        access_log=False,
+        access_log=settings.server.log_format == "json",
         lifespan="on",
         timeout_graceful_shutdown=1,  # what is left then reads nothing any more: the completions have been drained
     )

@@ -1,34 +1,60 @@
-"""/metrics: Prometheus' text format. What is counted lives in runtime.meters; the rest is read from the status snapshot."""
+"""/metrics: Prometheus' text format. Owns what is on the page: the process's own counts, one reading of the database, and HTTP.
+
+vLLM and the Prometheus client keep theirs (vllm:…, process_…, python_…) in the client's default registry, which is shown too.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_fastapi_instrumentator import metrics as http_metrics
+from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
 
-from api.dependencies import BackendDependency
+from api.dependencies import Backend, BackendDependency
 from online_sao.errors import StorageError
+from online_sao.runtime.status_metrics import Reading
 
 router = APIRouter()
 
+_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+def count_requests(app: FastAPI) -> None:
+    """Middleware that counts requests by route template, method and status; what no route matches is the handler "none". A streamed answer's
+    duration lasts to its last chunk."""
+    registry = app.state.http_registry = CollectorRegistry()
+    by_route = (
+        http_metrics.requests(registry=registry),
+        http_metrics.latency(registry=registry, should_include_status=False, buckets=_SECONDS),
+    )
+    counting = [one for one in by_route if one is not None]
+    app.add_middleware(PrometheusInstrumentatorMiddleware, should_group_status_codes=False, instrumentations=counting, registry=registry)
+
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(backend: BackendDependency) -> Response:
-    engine = backend.engine
+async def metrics(backend: BackendDependency, request: Request) -> Response:
+    """While the database does not answer, what needs none of it."""
     try:
-        snapshot = await backend.status.snapshot(scores=0, versions=1, swaps=0)
-        newest = await backend.evaluations.list(limit=1)
+        reading = await _read(backend)
     except StorageError:
-        snapshot, newest = None, ()  # what the process knows by itself matters most while the database is away
+        reading = None
+    engine = backend.engine
     text = backend.meters.render(
         load=engine.load() if engine is not None else None,
         policy_version=engine.policy_version if engine is not None else None,
-        trajectories=snapshot.pipeline if snapshot is not None else {},
-        last_update=snapshot.last_update.metrics if snapshot is not None and snapshot.last_update is not None else {},
-        alarms=backend.alarms.raised,
-        evaluation=newest[0] if newest else None,
+        reading=reading,
         spool=backend.spool,
-        database_up=snapshot is not None,
         leading=backend.leading,
     )
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return Response(text + generate_latest(request.app.state.http_registry) + generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _read(backend: Backend) -> Reading:
+    newest = await backend.evaluations.list(limit=1)
+    return Reading(
+        snapshot=await backend.status.snapshot(scores=0, versions=1, swaps=0),
+        totals=await backend.status.totals(),
+        alarms=backend.alarms.raised,
+        evaluation=newest[0] if newest else None,
+    )

@@ -155,10 +155,10 @@ def coverage(view: View) -> str:
     return facts(pairs)
 
 
-def learner(view: View, enabled: bool) -> str:
+def learner(view: View, as_child: bool) -> str:
     """What the learner is doing, how fresh that is, what it waits for, and the switch to pause it."""
     state = view.snapshot.learner
-    name, advice, dot = learner_words(view, enabled)
+    name, advice, dot = learner_words(view, as_child)
     beat = "never" if state.heartbeat_age is None else ago(view.snapshot.as_of - state.heartbeat_age)
     last = view.snapshot.last_update
     pairs = [("Last sign of life", beat), ("Updates made", words.count(last.number if last else 0)), ("It stands on", f"v{state.head_version}")]
@@ -172,7 +172,7 @@ def learner(view: View, enabled: bool) -> str:
     )
 
 
-def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
+def learner_words(view: View, as_child: bool) -> tuple[str, str | None, str]:
     """(name, what to know or do; None: its own detail says it; class of the dot)."""
     state = view.snapshot.learner
     if state.phase == "alarm" and state.paused:
@@ -181,10 +181,10 @@ def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
             f"{words.sentence(state.pause_reason or 'The learner and the engine disagree')} Serving goes on; nothing is learned.",
             "bad",
         )
-    if state.presence == "off" and not enabled:
+    if state.presence == "off" and not as_child:
         return "Switched off", "Scores are kept. Start without --no-learner, or run online-sao learn, to learn from them.", "off"
     if state.presence != "alive":
-        return _absent(view, enabled)
+        return _absent(view, as_child)
     if state.paused:
         return "Paused", f"{words.sentence(state.pause_reason or 'by an operator')} Serving and scoring go on.{_under_way(view)}", "off"
     if state.phase == "waiting":
@@ -192,15 +192,17 @@ def learner_words(view: View, enabled: bool) -> tuple[str, str | None, str]:
     return words.PHASES.get(state.phase, state.phase), None, ""
 
 
-def _absent(view: View, enabled: bool) -> tuple[str, str | None, str]:
+def _absent(view: View, as_child: bool) -> tuple[str, str | None, str]:
     """The same, of a learner that gives no sign of life."""
     state = view.snapshot.learner
     paused = f" It is paused: {words.sentence(state.pause_reason)}" if state.paused and state.pause_reason else ""
     if state.presence == "starting":
         waits = "Its process is being started." if view.serving_version is not None else "It is started once the engine serves."
+        if not as_child:
+            waits = "It runs apart from this server (online-sao learn), and has given no sign of life yet."
         return "Starting", waits + paused, "off"
     if state.presence == "silent":
-        why = "Its process is there; a busy machine may hold it up." if enabled else "It is not this server's process: its own log says more."
+        why = "Its process is there; a busy machine may hold it up." if as_child else "It is not this server's process: its own log says more."
         return f"No sign of life for {words.duration(state.silence)}", why + paused, "bad"
     if state.presence == "stopped":
         return words.PHASES["stopped"], words.sentence(state.detail or "it cannot start; the server's log says why") + paused, "bad"

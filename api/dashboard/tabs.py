@@ -71,7 +71,7 @@ class OverviewTab(PlainTab):
 
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
         self._figure.set_content(overview.figure(view))
-        self._learner.set_content(overview.learner(view, backend.settings.learning.enabled))
+        self._learner.set_content(overview.learner(view, backend.settings.learning.as_child))
         self._coverage.set_content(overview.coverage(view))
         self._stages.set_content(overview.stages(view))
         self._shifts.set_content(overview.shifts(view))
@@ -208,7 +208,7 @@ class PlaygroundTab(PlainTab):
             self._learner = html()
 
     async def refresh(self, backend: Backend, feed: Feed, view: View) -> None:
-        self._learner.set_content(overview.learner(view, backend.settings.learning.enabled))
+        self._learner.set_content(overview.learner(view, backend.settings.learning.as_child))
         await self._playground.refresh()
 
 

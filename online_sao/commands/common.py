@@ -5,7 +5,6 @@ Heavy packages are imported inside functions: ``--help`` stays instant.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,12 +62,8 @@ def _fault(name: str, kind: str, message: str) -> str:
     return f"there is no group [{name}].{hint}"
 
 
-def log_to_terminal() -> None:
-    """Our own log lines from INFO up, other packages' from WARNING up, on stderr."""
-    from rich.logging import RichHandler
+def start_logging(settings: Settings) -> None:
+    """In the form that server.log_format names, on stderr."""
+    from online_sao import logs
 
-    logging.basicConfig(
-        level=logging.WARNING, format="%(name)s: %(message)s", datefmt="%H:%M:%S", handlers=[RichHandler(console=errors, show_path=False)]
-    )
-    for name in ("online_sao", "api"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    logs.configure(settings.server.log_format, errors)

@@ -73,7 +73,7 @@ def _doing(found: dict[str, Any]) -> str:
     if presence == "ended":
         return f"The learner has ended, and is started again by itself; the server's log says why it ended. Waiting: {queue}."
     if presence == "silent":
-        return f"The learner has given no sign of life for {age(learner['silence'])}. It is very busy or hangs: the server's log says which."
+        return f"The learner has given no sign of life for {age(learner['silence'])}. It is very busy, hangs or is gone: its log says which."
     if learner["paused"]:
         return f"The learner is paused. Waiting: {queue}."
     if phase == "paused":

@@ -7,7 +7,7 @@ Text, stop strings and chat templates live in decoding.py and renderer.py and ar
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -77,10 +77,12 @@ class SwapReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy the engine is now, in completions."""
+    """How busy the engine is now, in completions. ``kv_cache_usage``: the part of the KV cache that is taken, from 0 to 1; None: the engine does not
+    say."""
 
     running: int
     waiting: int
+    kv_cache_usage: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

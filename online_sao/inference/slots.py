@@ -19,6 +19,7 @@ class Slots:
         self._free_places = places
         self._free_pages = pages
         self._places = places
+        self._pages = pages
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -28,6 +29,11 @@ class Slots:
     @property
     def waiting(self) -> int:
         return sum(not future.done() for _, future in self._queue)
+
+    @property
+    def pages_taken(self) -> float:
+        """The part of the pages that those inside may need at worst, from 0 to 1."""
+        return 1 - self._free_pages / self._pages
 
     @asynccontextmanager
     async def hold(self, pages: int) -> AsyncIterator[None]:

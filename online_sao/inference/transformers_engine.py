@@ -112,7 +112,7 @@ class TransformersEngine:
         return False
 
     def load(self) -> EngineLoad:
-        return EngineLoad(running=self._slots.running, waiting=self._slots.waiting)
+        return EngineLoad(self._slots.running, self._slots.waiting, self._slots.pages_taken)
 
     async def served_digest(self) -> ServedDigest:
         """About 0.3 s of computation for the bundled model, in a thread."""

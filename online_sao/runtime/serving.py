@@ -41,7 +41,7 @@ from online_sao.service.evaluations import EvaluationService
 from online_sao.service.feedback import FeedbackService
 from online_sao.service.history import HistoryService
 from online_sao.service.interactions import InteractionService
-from online_sao.service.learner_watch import LearnerWatch
+from online_sao.service.learner_watch import LearnerProcess, LearnerWatch
 from online_sao.service.pinned import PinnedVersions
 from online_sao.service.probes import Prober
 from online_sao.service.status import StatusService
@@ -78,7 +78,8 @@ class Serving:
         self._learner_keeper = _learner_keeper(settings, self._ray)
         self._work: LeaderWork | None = None
         """While this process leads."""
-        watch = LearnerWatch(lambda: self._work.process() if self._work is not None else None, settings.alarms.learner_silent_seconds)
+        watch = LearnerWatch(self._learner_process, settings.alarms.learner_silent_seconds)
+        self._ready_at: float | None = None
         self.status = StatusService(self.database, watch=watch)
         self.control = ControlService(self.database, settings.policy_store_dir, wake=self._wake_learner, watch=watch)
         self.alarms = AlarmService(self.database, settings, self.control.rollback, watch=watch)
@@ -206,7 +207,7 @@ class Serving:
             return
         # The libraries' million objects never die: left to the collector, each full collection walks them for most of a second, the GIL held.
         gc.freeze()
-        self._problem = None
+        self._problem, self._ready_at = None, time.monotonic()
         logger.info("ready to serve after %.1f s", time.monotonic() - started)
 
     async def _load_engine(self) -> None:
@@ -257,6 +258,12 @@ class Serving:
         self._scheduler.add(Job("engine health", 1.0, revive))
         if self._work is not None:
             self._work.supervise()
+
+    def _learner_process(self) -> LearnerProcess | None:
+        """A separate learner is expected from when the engine first served: nobody is hurried before."""
+        if self.settings.learning.as_child:
+            return self._work.process() if self._work is not None else None
+        return LearnerProcess(self._ready_at, running=True, gave_up=False, separate=True) if self.settings.learning.enabled else None
 
     async def _start_engine(self, engine: InferenceEngine, activator: Activator, follower: Follower) -> None:
         """On the active version, and sure of it. Raises PolicyStoreError, ConfigurationError or EngineError."""
@@ -310,7 +317,7 @@ def _build_engine(settings: Settings, model_path: Path, ray: Session | None) -> 
 
 def _learner_keeper(settings: Settings, ray: Session | None) -> Callable[[], LearnerKeeper] | None:
     """What makes the keeper of a learner; None: there is to be none. Raises ConfigurationError."""
-    if not settings.learning.enabled:
+    if not settings.learning.as_child:
         return None
     if not settings.cluster.place_learner:
         return lambda: Supervisor(settings.to_environment())

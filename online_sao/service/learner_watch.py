@@ -17,7 +17,7 @@ LATE_SECONDS = 10.0
 """A learner gives a sign of life every 1.5 s; this long without one, something holds it up."""
 
 Presence = Literal["starting", "alive", "silent", "ended", "stopped", "off"]
-"""``starting``: no sign of life yet from the process of this server, and it is not overdue. ``ended``: there is no process, and
+"""``starting``: no sign of life yet from the process that is expected, and it is not overdue. ``ended``: there is no process, and
 one is started again by itself. ``stopped``: there is none until somebody changes what keeps it from working. ``off``: this server runs none, and
 nobody else's gives a sign of life."""
 
@@ -25,11 +25,13 @@ nobody else's gives a sign of life."""
 @dataclass(frozen=True, slots=True)
 class LearnerProcess:
     """What the one that keeps the learner's process alive knows of it. ``started_at``: when it was started last, in seconds of ``time.monotonic``;
-    None: not yet. ``gave_up``: it ended because it cannot work, and is not started again by itself."""
+    None: not yet. ``gave_up``: it ended because it cannot work, and is not started again by itself. ``separate``: somebody else keeps it alive, and
+    ``started_at`` is when it was to be expected."""
 
     started_at: float | None
     running: bool
     gave_up: bool
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Sighting:
 
 
 class LearnerWatch:
-    """Create it when the server starts. ``process``: the learner's process, where this server keeps one (None: it does not). ``limit``: the longest
+    """Create it when the server starts. ``process``: the learner's process (None: none is expected). ``limit``: the longest
     silence in seconds that a start may take. ``clock`` gives Unix seconds, ``monotonic`` seconds that never jump."""
 
     def __init__(
@@ -95,6 +97,8 @@ class LearnerWatch:
             return "alive"
         if process is None:
             return "silent" if self._alive else "off"
+        if process.separate and not self._alive and row.phase == "stopped":
+            return "off"
         if process.gave_up:
             return "stopped"
         if process.started_at is None:

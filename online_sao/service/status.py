@@ -13,12 +13,12 @@ from typing import Any
 from online_sao.service.alarms import AlarmStatus, alarm_status
 from online_sao.service.learner_watch import LearnerWatch, Presence
 from online_sao.service.score_statistics import Delay, delay_of, mean_interval
-from online_sao.storage.repositories import alarms, instances, learner, overview, policies, score_rollups, trajectories, updates
+from online_sao.storage.repositories import alarms, instances, learner, outcomes, overview, policies, score_rollups, trajectories, updates
 from online_sao.storage.repositories.overview import ScorePoint
 from online_sao.storage.repositories.score_rollups import HOUR, Key, Sums
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import LearnerRow, PolicyVersionRow, ServingInstanceRow, SwapRow, UpdateRow
-from online_sao.types import TrajectoryState, VersionState
+from online_sao.types import ReceiptStatus, TrajectoryState, VersionState
 
 COVERAGE_HOURS = 24
 
@@ -139,6 +139,15 @@ class StatusSnapshot:
     """The serving processes of this database, the longest serving first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Updates since there are any; receipts of the scores given in the last COVERAGE_HOURS, every status a key."""
+
+    accepted_updates: int
+    refused_updates: int
+    receipts: Mapping[ReceiptStatus, int]
+
+
 class StatusService:
     """``clock`` returns Unix seconds. ``watch``: what this server has seen of the learner."""
 
@@ -171,6 +180,11 @@ class StatusService:
                 delay=delay_of([point.delay for point in points]),
                 processes=tuple(_process_status(row, as_of) for row in await instances.all_rows(session)),
             )
+
+    async def totals(self) -> Totals:
+        async with self._database.read() as session:
+            accepted, refused = await updates.counts(session)
+            return Totals(accepted, refused, await outcomes.scores_by_receipt(session, self._clock() - COVERAGE_HOURS * HOUR))
 
 
 async def score_tail(session: Session) -> dict[Key, Sums]:

@@ -32,7 +32,8 @@ _ANSWER_SECONDS = 10.0
 """What a PostgreSQL server is given to take a connection, or a transaction that somebody waits for: one that is frozen, or behind a dead line,
 refuses nothing."""
 # A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
-_POOL: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120}
+# An error of the driver tells its statement, but not what users wrote: errors are logged.
+_OPTIONS: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120, "hide_parameters": True}
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -58,7 +59,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     path = sqlite_path(url)
     if path is None:
         return _create_postgresql_engine(url)
-    engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_POOL)
+    engine = create_async_engine(url, async_creator=partial(sqlite_driver.connect, path), **_OPTIONS)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
@@ -81,7 +82,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
 
 def _create_postgresql_engine(url: str) -> AsyncEngine:
     try:
-        engine = create_async_engine(url, pool_pre_ping=True, connect_args={"timeout": _ANSWER_SECONDS}, **_POOL)
+        engine = create_async_engine(url, pool_pre_ping=True, connect_args={"timeout": _ANSWER_SECONDS}, **_OPTIONS)
     except ModuleNotFoundError as error:
         raise ConfigurationError("PostgreSQL needs asyncpg. Install it: pip install 'online-sao[postgresql]'.") from error
 
@@ -92,6 +93,14 @@ def _create_postgresql_engine(url: str) -> AsyncEngine:
             return dialect.connect(*arguments, **parameters)
         except Exception as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def _without_values(context: Any) -> None:
+        # Its DETAIL quotes the row that broke a constraint.
+        error = context.original_exception
+        error.args = tuple(part.partition("\nDETAIL:")[0] if isinstance(part, str) else part for part in error.args)
+        if getattr(error.__cause__, "detail", None):
+            error.__cause__.detail = None
 
     return engine
 

@@ -15,6 +15,7 @@ import psutil
 import torch
 from transformers import AutoConfig
 
+from online_sao import logs
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError
 from online_sao.inference.requests import MAX_TOP_LOGPROBS
@@ -63,7 +64,7 @@ def _start(settings: EngineSettings, model_path: Path, lora_rank: int | None) ->
             seed=int.from_bytes(os.urandom(4)),
             worker_extension_cls=f"{WORKER}.WorkerExtension",
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            disable_log_stats=True,
+            disable_log_stats=False,  # its metrics, in prometheus_client's default registry; a line of text every ten seconds only from INFO up
             **engine_arguments(settings, model_path, on_cpu=on_cpu),
             **(_adapters(settings, model_path, lora_rank) if lora_rank is not None else {}),
         )
@@ -118,6 +119,8 @@ def environment(settings: EngineSettings, *, on_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    if logs.is_json():
+        wanted["VLLM_CONFIGURE_LOGGING"] = "0"  # what it says in this process goes the way of all lines
     if on_cpu:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         wanted["OMP_NUM_THREADS"] = str(settings.threads or os.cpu_count() or 1)

@@ -1,7 +1,7 @@
 """Who may act as the serving instance and as the learner. Owns the rule that there is one of each per database.
 
 A lease is held by ``host:pid:uuid`` until it expires; holders renew it well before.
-The lease of a process that died on this host can be taken at once.
+The lease of a process that died on this host can be taken at once; in a container, that is in the same one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ RENEW_SECONDS = 5.0
 
 def new_owner() -> str:
     """A name for this process as a lease holder; call it once per holder."""
-    return f"{socket.gethostname()[:80]}:{os.getpid()}:{uuid.uuid4().hex}"
+    return f"{this_host()}:{os.getpid()}:{uuid.uuid4().hex}"
+
+
+def this_host() -> str:
+    """Where this process's id means something: containers may share a host name, and number their processes each for itself."""
+    name = socket.gethostname()[:60]
+    try:
+        return f"{name}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux
+        return name
 
 
 async def database_clock(session: AsyncSession) -> float:
@@ -50,8 +59,8 @@ async def acquire(session: AsyncSession, name: LeaseName, owner: str, now: float
     if row.owner != owner and row.expires_at > now and not is_dead(row.owner):
         host, pid, _ = row.owner.rsplit(":", 2)
         raise LeaseHeldError(
-            f"Process {pid} on {host} is already the {name} process of this database (its lease ends in {row.expires_at - now:.0f} s). "
-            "Stop it, or give this one a data_dir or database_url of its own."
+            f"Process {pid} on {host.partition('/')[0]} is already the {name} process of this database (its lease ends in "
+            f"{row.expires_at - now:.0f} s). Stop it, or give this one a data_dir or database_url of its own."
         )
     row.owner = owner
     row.expires_at = now + seconds
@@ -86,7 +95,7 @@ async def is_held(session: AsyncSession, name: LeaseName, now: float) -> bool:
 def is_dead(owner: str) -> bool:
     """Whether the process behind a lease is gone. True only where we can know: the process was on this host, and is gone or a zombie."""
     host, pid, _ = owner.rsplit(":", 2)
-    if host != socket.gethostname()[:80]:
+    if host != this_host():
         return False
     try:
         return bool(psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)

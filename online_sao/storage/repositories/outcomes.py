@@ -6,10 +6,11 @@ A receipt is derived and never stored, so its status is spelled a second time he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, func, literal, not_, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, case, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from online_sao.storage.repositories.feedback import DUPLICATE
 from online_sao.storage.tables import FeedbackRow, InteractionRow, LearnerRow, PolicyVersionRow, TrajectoryRow, UpdateRow
@@ -19,25 +20,43 @@ from online_sao.types import UNUSED_STATES, InteractionStatus, ReceiptStatus, Tr
 def scored_with(status: ReceiptStatus) -> ColumnElement[bool]:
     """Interactions with a score whose receipt has this status now."""
     answer = aliased(InteractionRow)
-    found = (
-        select(FeedbackRow.interaction_id)
+    return InteractionRow.id.in_(_scores(FeedbackRow.interaction_id, answer).where(_receipt_is(status, answer)))
+
+
+async def scores_by_receipt(session: AsyncSession, since: float) -> dict[ReceiptStatus, int]:
+    """How many of the scores given since then have which receipt now. Every status is a key; what only repeated a score is none of them."""
+    answer = aliased(InteractionRow)
+    status = case(*((_receipt_is(status, answer), status.value) for status in ReceiptStatus))
+    found = _scores(status.label("status"), answer).where(FeedbackRow.created_at >= since).subquery()
+    counted = await session.execute(select(found.c.status, func.count()).where(found.c.status.is_not(None)).group_by(found.c.status))
+    return dict.fromkeys(ReceiptStatus, 0) | {ReceiptStatus(value): count for value, count in counted}
+
+
+def _scores(column: ColumnElement[Any] | InstrumentedAttribute[Any], answer: type[InteractionRow]) -> Select[Any]:
+    """One column of every score, with all that its receipt depends on joined to it."""
+    return (
+        select(column)
+        .select_from(FeedbackRow)
         .join(answer, answer.id == FeedbackRow.interaction_id)
         .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == FeedbackRow.interaction_id)
         .outerjoin(UpdateRow, UpdateRow.update_number == TrajectoryRow.update_number)
         .outerjoin(PolicyVersionRow, PolicyVersionRow.version == UpdateRow.policy_version)
     )
+
+
+def _receipt_is(status: ReceiptStatus, answer: type[InteractionRow]) -> ColumnElement[bool]:
     counts = FeedbackRow.refused_reason.is_(None)
     standing = and_(counts, FeedbackRow.superseded_by.is_(None))
     unwritten = _unwritten(answer)
     no_trajectory = TrajectoryRow.id.is_(None)
     if status is ReceiptStatus.SUPERSEDED:
-        return InteractionRow.id.in_(found.where(counts, FeedbackRow.superseded_by.is_not(None)))
+        return and_(counts, FeedbackRow.superseded_by.is_not(None))
     if status is ReceiptStatus.NOT_TRAINABLE:
         never = or_(_in(TrajectoryState.NOT_TRAINABLE), and_(no_trajectory, not_(unwritten)))
-        return InteractionRow.id.in_(found.where(or_(_REFUSED, and_(standing, never))))
+        return or_(_REFUSED, and_(standing, never))
     if status is ReceiptStatus.RECEIVED:
-        return InteractionRow.id.in_(found.where(standing, or_(_in(TrajectoryState.PENDING), and_(no_trajectory, unwritten))))
-    return InteractionRow.id.in_(found.where(standing, _of_trajectory(status)))
+        return and_(standing, or_(_in(TrajectoryState.PENDING), and_(no_trajectory, unwritten)))
+    return and_(standing, _of_trajectory(status))
 
 
 def _of_trajectory(status: ReceiptStatus) -> ColumnElement[bool]:
@@ -67,7 +86,7 @@ def _kept_versions() -> Select[int]:
             PolicyVersionRow.lineage_epoch == select(LearnerRow.lineage_epoch).scalar_subquery(),
         )
     )
-    chain = start.cte("kept", recursive=True)
+    chain = start.cte(recursive=True)
     parent = aliased(PolicyVersionRow)
     chain = chain.union(select(parent.version, parent.parent, literal(0, Integer)).join(chain, parent.version == chain.c.parent))
     return select(chain.c.version)

@@ -44,6 +44,12 @@ async def max_update_number(session: AsyncSession) -> int:
     return (await session.scalar(select(func.max(UpdateRow.update_number)))) or 0
 
 
+async def counts(session: AsyncSession) -> tuple[int, int]:
+    """How many were (accepted, refused)."""
+    total, accepted = (await session.execute(select(func.count(), func.count().filter(UpdateRow.accepted)))).one()
+    return accepted, total - accepted
+
+
 async def since(session: AsyncSession, update_number: int, limit: int = 200) -> Sequence[UpdateRow]:
     """Updates after ``update_number``, oldest first."""
     query = select(UpdateRow).where(UpdateRow.update_number > update_number).order_by(UpdateRow.update_number).limit(limit)

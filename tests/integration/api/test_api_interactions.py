@@ -142,8 +142,8 @@ def test_health_metrics_and_pages(http: httpx.Client, completion: Any) -> None:
     metrics = http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
     for name in (
-        "online_sao_serve_completions_total{finish_reason=",
-        "online_sao_serve_first_token_seconds_bucket",
+        "online_sao_completions_total{finish_reason=",
+        "online_sao_time_to_first_token_seconds_bucket",
         'trajectories_by_state{state="pending"}',
     ):
         assert name in metrics.text

@@ -1,4 +1,4 @@
-"""Every command of docs/operations.md, in its order, on a service that has been used: versions, answers, scores."""
+"""Every command of docs/operations.md and its pages, in their order, on a service that has been used: versions, answers, scores."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STANDS_FOR = {"12": "1", "15": "2"}
 """Versions of the page, and those that the service here has."""
 TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase", "scores")
 NEEDS_THE_SERVICE_STOPPED = "pretrain-value"
-OTHER_PROGRAMS = ("tensorboard", "make", "cp")
-"""Not installed with it, or not its own."""
+OTHER_PROGRAMS = ("tensorboard", "make", "cp", "mkdir", "docker", "pg_dump", "pg_restore")
+"""Not installed with it, or not its own. The backup of PostgreSQL has a test of its own, in integration/postgresql."""
+PAGES = (ROOT / "docs" / "operations.md", *sorted((ROOT / "docs" / "operations").glob("*.md")))
 
 
 def documented() -> list[list[str]]:
-    lines = [
-        line for kind, block in BLOCK.findall((ROOT / "docs" / "operations.md").read_text()) if kind in ("", "sh") for line in block.splitlines()
-    ]
+    blocks = [block for page in PAGES for kind, block in BLOCK.findall(page.read_text()) if kind in ("", "sh")]
+    lines = [line for block in blocks for line in block.splitlines()]
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words and words[0] not in OTHER_PROGRAMS]
 
 
@@ -65,7 +65,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_the_commands_run_as_written(server: Server, tmp_path: Path) -> None:
     commands = documented()
-    assert {words[1] for words in commands} == {*TALKS_TO_THE_SERVICE, "doctor", "export", "replay", NEEDS_THE_SERVICE_STOPPED}
+    assert {words[1] for words in commands} == {*TALKS_TO_THE_SERVICE, "doctor", "export", "replay", "db", NEEDS_THE_SERVICE_STOPPED}
     (tmp_path / "online-sao.toml").write_text(f'[policy]\nmodel = "{tiny_model()}"\nname = "tiny"\nlora_rank = 4\n[server]\nport = {server.port}\n')
     used(server)
     chat(server, "Who am I?", "eve")
@@ -108,3 +108,14 @@ def test_a_copy_of_the_stopped_service_serves_what_it_did(server: Server, tmp_pa
         assert httpx.get(f"{restored.url}/v1/feedback/{receipt}", trust_env=False, timeout=60).json()["completion_id"] == completion
     finally:
         restored.stop()
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            there = (page.parent / target).resolve() if target else page
+            assert there.exists(), (page, target)
+            if anchor and there.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, (page, target, anchor)

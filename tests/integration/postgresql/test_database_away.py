@@ -122,7 +122,7 @@ def test_thirty_seconds_without_a_database(server: Server, postgresql: PostgreSQ
             assert call(server, "GET", "/readyz").status_code == 200
             assert ready(server)["spool"]["records"] > 0
             gauges = call(server, "GET", "/metrics").text
-            assert "online_sao_serve_database_up 0.0" in gauges
+            assert "online_sao_database_up 0.0" in gauges
             assert "online_sao_serve_spool_bytes 0.0" not in gauges
             assert post_score(server, before).status_code == 503
             time.sleep(max(0.0, started + AWAY_SECONDS - time.monotonic()))

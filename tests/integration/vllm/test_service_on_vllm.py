@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from server_process import Server, until, user
 
 BATCH = 4
@@ -30,6 +31,7 @@ def server(publish: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "ONLINE_SAO_POLICY__LORA_RANK": "4",
         "ONLINE_SAO_LEARNING__THREADS": "1",
         "ONLINE_SAO_LEARNING__BATCH_SIZE": str(BATCH),
+        "ONLINE_SAO_SERVER__LOG_FORMAT": "json",
     }
     server = Server(tmp_path_factory.mktemp("vllm") / "data", environment, learner=True).start()
     yield server
@@ -100,6 +102,19 @@ def test_a_version_asked_for_by_its_number(server: Server, publish: str) -> None
     assert fingerprint(server) == "tiny@v0"
 
 
+def vllm_metrics(server: Server) -> dict[str, float]:
+    found = text_string_to_metric_families(call(server, "GET", "/metrics").text)
+    return {sample.name: sample.value for family in found for sample in family.samples if sample.name.startswith("vllm:")}
+
+
+def test_its_metrics_are_on_the_page_and_start_anew_with_a_new_core(server: Server) -> None:
+    before = vllm_metrics(server)
+    chat(server).raise_for_status()
+    after = vllm_metrics(server)
+    assert after["vllm:generation_tokens_total"] > before["vllm:generation_tokens_total"] > 0
+    assert {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_bucket"} <= set(after)
+
+
 def test_a_killed_core_is_said_and_comes_back_without_a_restart(server: Server) -> None:
     before = fingerprint(server)
     next(process for process in cores(server) if process.name() == "VLLM::EngineCore").kill()
@@ -110,6 +125,7 @@ def test_a_killed_core_is_said_and_comes_back_without_a_restart(server: Server) 
     until(lambda: call(server, "GET", "/readyz").status_code == 200, seconds=180, what="ready again")
     assert fingerprint(server) == before
     assert len(cores(server)) == 2, "of the dead core nothing is left"
+    assert vllm_metrics(server)["vllm:generation_tokens_total"] > 0, "counted once, by the new core"
 
 
 def test_it_ends_in_seconds_and_leaves_nothing(server: Server) -> None:

@@ -90,3 +90,28 @@ def test_a_wall_clock_that_jumps_changes_nothing() -> None:
         life.wall += jump
         life.beat()
         assert life.after(2) == "alive"
+
+
+def test_a_separate_learner_that_should_be_there_is_missed_once_the_engine_serves() -> None:
+    life = Life(LearnerProcess(None, running=True, gave_up=False, separate=True), heartbeat=10_000.0 - 5789)
+    assert life.after(200) == "starting"
+    assert life.watch.overdue_silence(life.row) == 0.0
+    life.process = LearnerProcess(life.ticks, running=True, gave_up=False, separate=True)
+    assert life.after(59) == "starting"
+    assert life.after(2) == "silent"
+    assert life.watch.overdue_silence(life.row) == 61.0
+    life.beat("starting")
+    assert life.after(1) == "alive"
+    assert life.after(20) == "silent"
+    life.beat("stopped")
+    assert life.after(1) == "off"
+    assert life.after(70) == "off"
+    assert life.watch.overdue_silence(life.row) > 60.0
+
+
+def test_a_separate_learner_that_has_never_run_is_off_until_it_does() -> None:
+    life = Life(LearnerProcess(500.0, running=True, gave_up=False, separate=True), phase="stopped")
+    assert life.after(61) == "off"
+    assert life.watch.overdue_silence(life.row) == 61.0
+    life.beat("starting")
+    assert life.after(1) == "alive"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import product
 
 import pytest
 
 from online_sao.service.interactions import InteractionService
 from online_sao.service.reasons import ReasonCode, advice_for, kind_of, of_code
+from online_sao.service.status import StatusService
 from online_sao.storage.repositories import learner
 from online_sao.storage.repositories.feedback import DUPLICATE
 from online_sao.storage.tables import FeedbackRow, PolicyVersionRow, TrajectoryRow, UpdateRow
@@ -110,6 +112,17 @@ async def test_the_filter_finds_what_the_receipts_say(database, everything) -> N
         assert set(found) == {state}
     both = await service.page(limit=1000, receipt=ReceiptStatus.SUPERSEDED, trajectory=TrajectoryState.READY)
     assert len(both.choices) == 2
+
+
+async def test_receipts_are_counted_as_they_would_be_read_one_by_one(database, everything) -> None:
+    choices = (await InteractionService(database).page(limit=1000)).choices
+    read = Counter(receipt.status for choice in choices for receipt in choice.receipts)
+    service = StatusService(database)
+    assert (await service.totals()).receipts == read
+    assert set(read) == set(ReceiptStatus)
+    assert (await service.totals()).accepted_updates == len(VERSIONS)
+    later = StatusService(database, clock=lambda: time.time() + 25 * 3600)
+    assert sum((await later.totals()).receipts.values()) == 0
 
 
 async def test_scores_without_effect_are_those_whose_receipts_say_so(database, everything) -> None:

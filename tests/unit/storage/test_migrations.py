@@ -8,8 +8,8 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from online_sao.errors import ConfigurationError, StorageError
-from online_sao.storage.migrations import downgrade, require_current, upgrade
-from online_sao.storage.repositories import learner, policies
+from online_sao.storage.migrations import Revision, downgrade, in_use, require_current, revision, upgrade
+from online_sao.storage.repositories import learner, leases, policies
 from online_sao.storage.session import Database, create_engine, sqlite_path
 from online_sao.storage.tables import Base
 
@@ -46,6 +46,24 @@ async def test_up_down_up(url) -> None:
     await upgrade(url)
     await upgrade(url)
     assert await tables(url) == full
+
+
+async def test_the_revision_is_told_and_only_a_known_one_is_gone_back_to(url) -> None:
+    await upgrade(url)
+    newest = await revision(url)
+    assert newest.current == newest.needed
+    with pytest.raises(ConfigurationError, match=r"no revision 4711.*0001.*base"):
+        await downgrade(url, "4711")
+    await downgrade(url, "0001")
+    assert await revision(url) == Revision("0001", newest.needed)
+    await upgrade(url)
+    database = Database(url)
+    assert await in_use(url, 1000.0) is None
+    async with database.write() as session:
+        await leases.acquire(session, "learner", leases.new_owner(), 1000.0)
+    await database.dispose()
+    assert await in_use(url, 1001.0) == "learner"
+    assert await in_use(url, 1016.0) is None
 
 
 async def test_a_fresh_database_stands_on_the_base_model(database) -> None:

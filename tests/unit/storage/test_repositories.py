@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -157,7 +156,7 @@ async def test_a_lease_has_one_living_owner(database) -> None:
 
 async def test_the_lease_of_a_dead_process_can_be_taken_at_once(database) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
-    owner = f"{socket.gethostname()}:{process.pid}:{uuid.uuid4().hex}"
+    owner = f"{leases.this_host()}:{process.pid}:{uuid.uuid4().hex}"
     async with database.write() as session:
         await leases.acquire(session, "learner", owner, 100.0)
     with pytest.raises(ConfigurationError):
@@ -173,8 +172,16 @@ async def test_the_lease_of_a_dead_process_can_be_taken_at_once(database) -> Non
 def test_a_zombie_counts_as_dead() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert leases.is_dead(f"{socket.gethostname()}:{process.pid}:{uuid.uuid4().hex}")
+    assert leases.is_dead(f"{leases.this_host()}:{process.pid}:{uuid.uuid4().hex}")
     process.wait()
+
+
+def test_a_process_of_another_container_is_not_known_to_be_dead() -> None:
+    """Containers on the host's network share its name, and each numbers its processes for itself."""
+    name, _, namespace = leases.this_host().partition("/")
+    owner = f"{name}/{int(namespace) + 1}:{2**22 + 1}:{uuid.uuid4().hex}"
+    assert not leases.is_dead(owner)
+    assert leases.is_dead(owner.replace(f"/{int(namespace) + 1}:", f"/{namespace}:"))
 
 
 async def test_the_lease_of_a_dead_process_elsewhere_must_run_out(database) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 from sqlalchemy import text
@@ -14,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from online_sao.errors import StorageError
 from online_sao.storage.repositories import learner
 from online_sao.storage.session import Database
-from online_sao.storage.tables import TrajectoryRow
+from online_sao.storage.tables import FeedbackRow, TrajectoryRow
 
 
 async def phase(database: Database) -> str:
@@ -180,3 +181,20 @@ def test_a_file_that_cannot_be_opened_leaves_no_thread_behind(tmp_path) -> None:
     for _ in range(10):
         asyncio.run(fail())
     assert left == []
+
+
+async def test_what_fails_tells_its_statement_and_not_what_users_wrote(database) -> None:
+    """Neither as a parameter nor as PostgreSQL's quotation of the row, in the error or in what caused it: tracebacks are logged."""
+
+    async def insert(**more) -> str:
+        row = FeedbackRow(id=f"fb-{len(more)}", interaction_id=999, metric="score", value=1.0, comment="xyzzy", body_digest="d", created_at=1.0)
+        for name, value in more.items():
+            setattr(row, name, value)
+        with pytest.raises(DBAPIError) as raised:
+            async with database.write() as session:
+                session.add(row)
+        return "".join(traceback.format_exception(raised.value))
+
+    for told in (await insert(), await insert(metric=None), await insert(metric=None, idempotency_key="xyzzy-plugh")):
+        assert "INSERT INTO feedback" in told
+        assert "xyzzy" not in told
