@@ -61,7 +61,7 @@ async def test_so_many_users_at_once_and_the_times_they_feel():
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
