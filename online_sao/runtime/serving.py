@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,7 @@ from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
 from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
+from online_sao.runtime.cluster.placement import RayLearner
 from online_sao.runtime.cluster.replicas import build_pool
 from online_sao.runtime.cluster.session import Session
 from online_sao.runtime.leadership import Condition, Leadership
@@ -321,13 +323,8 @@ def _learner_keeper(settings: Settings, ray: Session | None) -> Callable[[], Lea
         return None
     if not settings.cluster.place_learner:
         return lambda: Supervisor(settings.to_environment())
-    # Imported here: only those who want it install Ray.
-    try:
-        from online_sao.runtime.cluster.placement import RayLearner
-    except ImportError as error:
-        raise ConfigurationError(
-            f"cluster.place_learner needs Ray ({error}): pip install 'online-sao[ray]', or set cluster.place_learner to false."
-        ) from error
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigurationError("cluster.place_learner needs Ray: pip install 'online-sao[ray]', or set cluster.place_learner to false.")
     assert ray is not None
     return lambda: RayLearner(settings, ray)
 

@@ -2,6 +2,8 @@
 
 The learner is a Ray actor whose constructor begins the learning, because the constructor is all that Ray runs again when it starts an actor anew. It
 ends with the process that asked for it. Never imports the learner: the actor does, in its own process.
+
+Ray is imported where it is used: when it is, it reads the environment that the session has prepared for it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,6 @@ import asyncio
 import logging
 import time
 from typing import Any
-
-import ray
-from ray.exceptions import ActorDiedError, RayError
 
 from online_sao.config import Settings
 from online_sao.errors import OnlineSAOError
@@ -63,6 +62,8 @@ class RayLearner:
                 self.gave_up = True
                 logger.critical("The learner cannot be placed: %s Then resume the learner or restart the server. Serving goes on.", error)
                 return
+        from ray.exceptions import ActorDiedError, RayError
+
         try:
             report = await asyncio.wait_for(self._actor.report.remote(), ANSWER_SECONDS)
         except TimeoutError:
@@ -92,19 +93,27 @@ class RayLearner:
     async def stop(self) -> None:
         """End the learner: as it is asked to, or else with its process. Then leave Ray."""
         self.terminate()
+        if self._actor is not None:
+            await self._end()
+        self._kill()
+        await self._session.close(self)
+
+    async def _end(self) -> None:
+        from ray.exceptions import RayError
+
         deadline = time.monotonic() + TERMINATE_SECONDS
         try:
-            while self._actor is not None and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
                 report = await asyncio.wait_for(self._actor.report.remote(), max(0.1, deadline - time.monotonic()))
                 if report["ended"] or report["gave_up"]:
                     break
                 await asyncio.sleep(0.1)
         except (TimeoutError, RayError):
             logger.warning("the learner did not end in %.1f s; killing it", TERMINATE_SECONDS)
-        self._kill()
-        await self._session.close(self)
 
     def _place(self) -> None:
+        import ray
+
         cluster, learning = self._settings.cluster, self._settings.learning
         alone = learning.ranks == 1  # several ranks are workers of their own; the actor only waits for them
         self._asked = {"num_cpus": cluster.learner_cpus if alone else 0, "num_gpus": cluster.learner_gpus if alone else 0}
@@ -136,6 +145,8 @@ class RayLearner:
 
     def _say_what_is_asked(self) -> None:
         if self._pid is None and not self._told and self._started_at is not None and time.monotonic() - self._started_at > PLACING_SECONDS:
+            import ray
+
             self._told = True
             logger.warning(
                 "Ray has not started the learner in %.0f s. It asks for %s, and the cluster has %s free: see cluster.learner_cpus, learner_gpus.",
@@ -146,6 +157,9 @@ class RayLearner:
 
     def _kill(self) -> None:
         if self._actor is not None:
+            import ray
+            from ray.exceptions import RayError
+
             try:
                 ray.kill(self._actor, no_restart=True)
             except RayError as error:
