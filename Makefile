@@ -53,17 +53,18 @@ test-unit: install
 test-postgresql: install
 	$(BIN)/python -m pytest tests/unit/storage tests/unit/service tests/unit/publishing --database postgresql $(ARGS)
 
-# The engine contract over vLLM, and the whole service on it, with versions merged and beside each other. One event loop: a started vLLM is used by
+# The engine contract over vLLM, and the whole service on it: versions merged, and versions beside each other. One event loop: a started vLLM is used by
 # test after test, and belongs to the loop it was started on.
-ON_VLLM := tests/integration/engine tests/integration/vllm -W default -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
+ONE_LOOP := -W default -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
+ENGINE := tests/integration/engine
 test-vllm: install-vllm
-	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm $(ARGS)
-	$(BIN)/python -m pytest $(ON_VLLM) --engine vllm-adapter $(ARGS)
+	$(BIN)/python -m pytest $(ENGINE) tests/integration/vllm --engine vllm $(ONE_LOOP) $(ARGS)
+	$(BIN)/python -m pytest $(ENGINE)/test_engine_contract.py $(ENGINE)/test_vllm_adapters.py $(ENGINE)/test_vllm_bfloat16.py tests/integration/vllm \
+	  --engine vllm-adapter $(ONE_LOOP) $(ARGS)
 
 # The engine contract over two replicas in a Ray cluster, as for vLLM: what has been started is used again.
 test-pool: install
-	$(BIN)/python -m pytest tests/integration/engine/test_engine_contract.py tests/integration/engine/test_engine_options.py --engine pool -W default \
-	  -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session $(ARGS)
+	$(BIN)/python -m pytest $(ENGINE)/test_engine_contract.py $(ENGINE)/test_engine_options.py --engine pool $(ONE_LOOP) $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

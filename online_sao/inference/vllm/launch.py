@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from online_sao.inference.vllm.architecture import projection_shapes
 BLOCK_TOKENS = 32
 """Tokens in one block of the KV cache: the smallest that attention on a CPU takes."""
 WORKER = "online_sao.inference.vllm.worker"
+END_SECONDS = 2.0
+"""Longest wait for killed processes to be gone."""
 SERVICE_PID = "SAO_VLLM_SERVICE_PID"
 """The environment variable that names this process to vLLM's, which end when it does."""
 
@@ -166,10 +168,12 @@ def stop(started: Started, seconds: float) -> None:
     _end(started.processes)
 
 
-def _end(processes: Iterable[psutil.Process]) -> None:
+def _end(processes: Collection[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    # One whose parent is another process shows no end but that it is gone.
+    psutil.wait_procs(processes, timeout=END_SECONDS)
 
 
 def _processes() -> set[psutil.Process]:
