@@ -7,6 +7,7 @@ Knows nothing of HTTP or engines; it meets the serving process in the database a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Coroutine
 from typing import Any, NoReturn
+
+import psutil
 
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError, RanksLostError
@@ -58,6 +61,11 @@ def run(settings: Settings) -> NoReturn:
         code = 1
     # Not by returning: an update that has not noticed it was cancelled may still be running (its claim is released, nothing of it will be kept),
     # and taking the interpreter apart takes seconds after torch and transformers, longer than a server waits before it kills.
+    if code != 0:
+        # Ranks that wait in vain would end by themselves; one that hangs would not.
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

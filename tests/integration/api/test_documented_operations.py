@@ -25,7 +25,9 @@ TALKS_TO_THE_SERVICE = ("policies", "learner", "alarms", "erase", "scores")
 NEEDS_THE_SERVICE_STOPPED = "pretrain-value"
 OTHER_PROGRAMS = ("tensorboard", "make", "cp", "mkdir", "docker", "pg_dump", "pg_restore")
 """Not installed with it, or not its own. The backup of PostgreSQL has a test of its own, in integration/postgresql."""
-PAGES = (ROOT / "docs" / "operations.md", *sorted((ROOT / "docs" / "operations").glob("*.md")))
+CLUSTERS = ROOT / "docs" / "operations" / "clusters.md"
+"""Its commands start services, and are those of other programs."""
+PAGES = (ROOT / "docs" / "operations.md", *(page for page in sorted((ROOT / "docs" / "operations").glob("*.md")) if page != CLUSTERS))
 
 
 def documented() -> list[list[str]]:

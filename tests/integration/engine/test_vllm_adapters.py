@@ -130,17 +130,17 @@ async def test_a_pinned_version_of_other_weights_is_not_served(start, reference,
 
 
 async def test_a_version_in_use_is_never_unloaded(start, adapters, reference):
-    """While swaps come and go over two slots, one request goes on with what it began with. Parked meanwhile, so that it cannot end before them."""
-    client = await start(adapter_slots=2)
+    """While swaps come and go over three slots, one request goes on with what it began with. Parked meanwhile, so that it cannot end before them."""
+    client = await start(adapter_slots=3)
     await client.engine.swap(1, adapters[1])
     task, sampled = client.begin(max_tokens=300)
     await until(lambda: bool(sampled.token_ids))
     await client.engine._core.pause(clear_cache=False)
-    for version in (2, 3):
-        await client.engine.swap(version, adapters[version])
-    assert sorted(version for version, _ in client.engine._publishing._loaded) == [1, 3], "2, which nobody used, had to go"
+    for version in (2, 3, 4):
+        await asyncio.wait_for(client.engine.swap(version, adapters[version]), 60)
+    assert sorted(version for version, _ in client.engine._publishing._loaded) == [1, 3, 4], "2, which nobody used, had to go"
     await client.engine._core.resume()
-    assert (await client.sample(max_tokens=2)).versions == [3, 3]
+    assert (await client.sample(max_tokens=2)).versions == [4, 4]
     result = await task
     assert result.versions == [1] * 300
     assert difference(result, logprobs(reference.logits(PROMPT, result.token_ids, adapters[1]), result.token_ids)) < EXACT

@@ -1,6 +1,6 @@
 """Two real server processes on one real PostgreSQL database: both answer, one leads; the leader is killed, comes back, and ends cleanly."""
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import threading
 import time
@@ -145,6 +145,14 @@ def test_rolling_back_and_pausing_through_a_follower(pair: Pair) -> None:
     assert (found["to_version"], found["problem"]) == (0, None)
 
 
+def learners(server: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in server.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # of one that has ended nothing can be read
+            found += [child] if "learn" in child.cmdline() else []
+    return found
+
+
 def test_a_leader_that_was_frozen_finds_another_leading_and_follows(pair: Pair) -> None:
     """Nobody can know that it is not dead: its lease runs out. When it runs again it stops a leader's work, its learner included."""
     leader, heir = pair.roles()
@@ -156,7 +164,7 @@ def test_a_leader_that_was_frozen_finds_another_leading_and_follows(pair: Pair) 
     finally:
         frozen.resume()
     until(lambda: frozen.pid in pair.processes(leader) and not pair.leads(leader), seconds=60, what="following")
-    until(lambda: not [child for child in frozen.children() if "learn" in child.cmdline()], seconds=30, what="no learner of the follower")
+    until(lambda: not learners(frozen), seconds=30, what="no learner of the follower")
     assert pair.leads(heir)
     assert chat(leader).status_code == chat(heir).status_code == 200
     assert rows(heir, "SELECT count(*) FROM interactions WHERE status = 'generating'")[0]["count"] == 0
