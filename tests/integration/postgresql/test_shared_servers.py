@@ -1,7 +1,8 @@
 """Two real server processes on one real PostgreSQL database: both answer, one leads; the leader is killed, comes back, and ends cleanly."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
