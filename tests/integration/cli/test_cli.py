@@ -50,7 +50,7 @@ def test_version(tmp_path):
         (("db", "upgrade"), {"ONLINE_SAO_SERVER_PORT": "8799"}, "ONLINE_SAO_SERVER_PORT is no setting"),
         (("db", "upgrade"), {"ONLINE_SAO_CONFIG": "nowhere.toml"}, "there is no such file"),
         (("db", "upgrade"), {"ONLINE_SAO_REWARD__DEFAULT_SCORE": "7"}, "reward.default_score (7.0) must be from 0 to 1"),
-        (("serve", "--ray-address", "10.0.0.1:6379"), {}, "say how many engines shall run there (--replicas)"),
+        (("serve", "--ray-address", "10.0.0.1:6379"), {}, "say how many engines (--replicas)"),
         (("db", "upgrade"), {"ONLINE_SAO_REWARD__SCORE_MAX": "inf"}, "reward.score_max"),
         (("db", "upgrade"), {"ONLINE_SAO_STORAGE__DATABASE_URL": "sqlite+aiosqlite:////sys/kernel/x.db"}, "The database cannot be opened"),
         (("simulate", "--preference", "rude"), {}, "There is no preference 'rude'"),
