@@ -91,7 +91,7 @@ def test_a_version_asked_for_by_its_number(server: Server, publish: str) -> None
     if publish == "adapter":
         assert {"tiny", "tiny@v0", "tiny@v1", "tiny@v2"} <= listed
         assert answer.raise_for_status().json()["system_fingerprint"] == "tiny@v1"
-        (row,) = server.rows(f"SELECT oldest_policy_version AS v FROM interactions WHERE completion_id = '{answer.json()['id']}'")
+        (row,) = server.rows(f"SELECT policy_version AS v FROM interactions WHERE completion_id = '{answer.json()['id']}'")
         assert row["v"] == 1
     else:
         assert listed == {"tiny", "tiny@v0"}
