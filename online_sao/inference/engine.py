@@ -97,6 +97,13 @@ class ReplicaStatus:
     problem: str | None = None
 
 
+class SingleEngine:
+    """What the contract asks of engines that are several, as one answers it that is alone."""
+
+    recovering = False
+    replicas: tuple[ReplicaStatus, ...] = ()
+
+
 class InferenceEngine(Protocol):
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
         """Load the base model, apply the adapter of ``policy_version`` (None: base) and begin to serve."""

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, EngineError
 from online_sao.inference import continuous_batching as batching
-from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, ReplicaStatus, SwapReport, TokenDelta, TopLogprobs
+from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SingleEngine, SwapReport, TokenDelta, TopLogprobs
 from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.text_scoring import TextScorer
@@ -64,7 +64,7 @@ class _Serving:
     weights_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class TransformersEngine:
+class TransformersEngine(SingleEngine):
     """Use from one event loop. Between a failed loop and the next ``start`` it is not ``healthy`` and every request gets EngineError."""
 
     def __init__(self, settings: EngineSettings, model_path: Path) -> None:
@@ -90,14 +90,6 @@ class TransformersEngine:
     def healthy(self) -> bool:
         """Whether requests can be served now."""
         return self._serving is not None and batching.is_alive(self._serving.manager)
-
-    @property
-    def recovering(self) -> bool:
-        return False
-
-    @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]:
-        return ()
 
     @property
     def max_top_logprobs(self) -> int:

@@ -18,9 +18,9 @@ class Background:
     doubled the learner's memory.
     """
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="compute", daemon=True).start()
+    def __init__(self, name: str = "compute") -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     async def run(self, work: Callable[[], T]) -> T:
         """What ``work()`` returns or raises. A cancelled caller stops waiting; the work goes on."""
@@ -50,6 +50,10 @@ class Background:
         self._work.put(body)
         return await future
 
+    def end(self) -> None:
+        """The thread ends when all that was asked of it is done. Nothing may be asked of it afterwards."""
+        self._work.put(None)
+
     def _serve(self) -> None:
-        while True:
-            self._work.get()()
+        while (work := self._work.get()) is not None:
+            work()

@@ -42,19 +42,10 @@ def dying_after(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def killing_the_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+def to_the_other_ranks(what: Callable[[psutil.Process], None], original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for process in psutil.Process().children():
-            process.kill()
-        return original(*args, **kwargs)
-
-    return call
-
-
-def stopping_the_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for process in psutil.Process().children():
-            process.suspend()
+            what(process)
         return original(*args, **kwargs)
 
     return call
@@ -75,8 +66,8 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "after the publish's rename": (publisher, "write_files", dying_after(publisher.write_files)),
     "inside the transaction": (lifecycle, "finish_trained", die),
     "after the transaction": (checkpoints.Checkpoints, "prune", die),
-    "rank 1 dies inside the update": (Learner, "_train_policy", killing_the_other_ranks(Learner._train_policy)),
-    "rank 1 hangs inside the update": (Learner, "_train_policy", stopping_the_other_ranks(Learner._train_policy)),
+    "rank 1 dies inside the update": (Learner, "_train_policy", to_the_other_ranks(psutil.Process.kill, Learner._train_policy)),
+    "rank 1 hangs inside the update": (Learner, "_train_policy", to_the_other_ranks(psutil.Process.suspend, Learner._train_policy)),
     "never ending update": (Learner, "update", hang),
 }
 

@@ -10,8 +10,8 @@ import httpx
 from server_process import Server, user
 
 
-def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=60, **given)
+def call(server: Server, method: str, path: str, timeout: float = 60, **given: Any) -> httpx.Response:
+    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=timeout, **given)
 
 
 def chat(server: Server, name: str = "ada", **body: Any) -> httpx.Response:

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, ContextLengthError, EngineError, PolicyStoreError
-from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, ReplicaStatus, SwapReport, TokenDelta
+from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SingleEngine, SwapReport, TokenDelta
 from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_key
 from online_sao.inference.slots import Slots
 from online_sao.inference.vllm import launch
@@ -40,7 +40,7 @@ HALF_LOGPROB_TOLERANCE = 0.1
 """bfloat16 and float16. Measured with the bundled model in bfloat16: 0.04."""
 
 
-class VLLMEngine:
+class VLLMEngine(SingleEngine):
     """Use from one event loop. Between a dead core and the next ``start`` it is not ``healthy`` and every request gets EngineError."""
 
     def __init__(self, settings: EngineSettings, model_path: Path, lora_rank: int) -> None:
@@ -55,7 +55,6 @@ class VLLMEngine:
         config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
         self._limits = RequestLimits.of(config, settings, MIN_TEMPERATURE)
         self._lora_rank = lora_rank if publishes_adapters(settings) else None
-        self._version = 0
         self._core: Core | None = None
         self._publishing: Publishing | None = None
         self._ids = itertools.count()
@@ -64,20 +63,12 @@ class VLLMEngine:
 
     @property
     def policy_version(self) -> int:
-        return self._version
+        return 0 if self._publishing is None else self._publishing.version
 
     @property
     def healthy(self) -> bool:
         """Whether requests can be served now."""
         return self._core is not None and self._core.problem is None
-
-    @property
-    def recovering(self) -> bool:
-        return False
-
-    @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]:
-        return ()
 
     @property
     def max_top_logprobs(self) -> int:
@@ -117,7 +108,6 @@ class VLLMEngine:
             except BaseException:
                 await core.stop("The engine did not start.")
                 raise
-            self._version = policy_version
             self._core, self._publishing = core, publishing
 
     async def stop(self) -> None:
@@ -206,7 +196,6 @@ class VLLMEngine:
             await self._check_adapter(adapter_dir)
             in_flight = self._slots.running
             swapped = await publishing.swap(policy_version, adapter_dir, recompute=self._settings.kv_policy == "recompute")
-            self._version = policy_version
             digest = await publishing.digest()
             total = time.perf_counter() - started
             return SwapReport(policy_version, swapped.pause_seconds, total, in_flight, swapped.recomputed_tokens, digest)

@@ -116,8 +116,8 @@ class WorkerExtension:
         serves the requests of that adapter, from the slot its matrices lie in."""
         folder = Path(self.model_config.model)
         slot = None if lora_id is None else self.model_runner.lora_manager._adapter_manager.lora_index_to_id.index(lora_id)
-        # Served beside an adapter, the base model's numbers are those of its files, or those rounded.
-        rounded = slot is None or BaseWeights(folder).dtype != self.model_config.dtype
+        # In fp32 nothing is rounded. Else: merged weights are, and those beside an adapter unless their files hold them as they are served.
+        rounded = self.model_config.dtype != torch.float32 and (slot is None or BaseWeights(folder).dtype != self.model_config.dtype)
         noise: list[float] = []
         with torch.inference_mode():
             values = fingerprint_of_products(_products(self.model_runner.get_model(), projection_shapes(folder), slot, rounded, noise))

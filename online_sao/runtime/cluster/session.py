@@ -7,12 +7,9 @@ ends, which is also what ends them when the service is killed. Knows nothing of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +17,7 @@ import psutil
 
 from online_sao.config import ClusterSettings
 from online_sao.errors import ConfigurationError, EngineError
+from online_sao.runtime.background import Background
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ class Session:
         """``ranks``: of the learner."""
         self._settings = settings
         self._ranks = ranks
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._thread: Background | None = None
         self._pillars: list[psutil.Process] = []
         self._users: set[object] = set()
         self._changing = asyncio.Lock()
@@ -44,7 +42,7 @@ class Session:
     @property
     def problem(self) -> str | None:
         """Why nothing can be asked of the cluster until it is closed and opened again."""
-        if self._jobs is None:
+        if self._thread is None:
             return "there is no session with a Ray cluster"
         for process in self._pillars:
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -68,51 +66,31 @@ class Session:
                 await self._leave()
 
     async def _join(self) -> None:
-        jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._jobs = jobs
-        threading.Thread(target=_work, args=(jobs,), name="ray session", daemon=True).start()
+        self._thread = Background("ray session")
         try:
             self._pillars = await self.call(self._init)
         except BaseException:
-            self._jobs = None
-            jobs.put(None)
+            self._forget()
             raise
 
     async def _leave(self) -> None:
-        if self._jobs is None:
+        if self._thread is None:
             return
         try:
             await self.call(_shutdown)
         finally:
-            self._jobs.put(None)
-            self._jobs, self._pillars = None, []
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._thread is not None:
+            self._thread.end()
+        self._thread, self._pillars = None, []
 
     async def call(self, function: Callable[[], T]) -> T:
         """What ``function`` returns, in the session's thread: for calls to Ray that block."""
-        if self._jobs is None:
+        if self._thread is None:
             raise EngineError("There is no session with a Ray cluster.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def deliver(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        def run() -> None:
-            result, failed = None, None
-            try:
-                result = function()
-            except BaseException as error:
-                failed = error
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(deliver, result, failed)
-
-        self._jobs.put(run)
-        return await future
+        return await self._thread.run(function)
 
     def _init(self) -> list[psutil.Process]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -153,11 +131,6 @@ class Session:
         )
         found = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
         return [process for process in found if process.name() in _PILLARS]
-
-
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
 
 
 def _shutdown() -> None:

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import service_calls
 from server_process import Server, until, user
 
 BATCH = 4
@@ -38,8 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=120, **given)
+call = partial(service_calls.call, timeout=120)
 
 
 def chat(server: Server, tokens: int = 8) -> dict[str, Any]:

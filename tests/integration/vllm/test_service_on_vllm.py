@@ -4,11 +4,12 @@ a version asked for by its number, a core that is killed, an end that leaves not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import httpx
 import psutil
 import pytest
+import service_calls
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import Server, until, user
 
@@ -39,8 +40,7 @@ def server(publish: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         server.stop()
 
 
-def call(server: Server, method: str, path: str, **given: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", trust_env=False, timeout=120, **given)
+call = partial(service_calls.call, timeout=120)
 
 
 def chat(server: Server, model: str = "tiny") -> httpx.Response:

@@ -53,3 +53,14 @@ def test_a_process_ends_without_waiting_for_its_work():
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", source], timeout=30, check=False).returncode == 0
+
+
+async def test_its_thread_ends_when_what_was_asked_is_done():
+    background = Background("to be ended")
+    thread = next(thread for thread in threading.enumerate() if thread.name == "to be ended")
+    last = asyncio.create_task(background.run(lambda: threading.current_thread().name))
+    await asyncio.sleep(0)
+    background.end()
+    assert await last == "to be ended"
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
