@@ -25,11 +25,13 @@ from online_sao.service.chat_records import ChatCommand, ChatEvent, ChoiceDone, 
 logger = logging.getLogger(__name__)
 router = APIRouter()
 
+STREAMED = "The completion; with `stream`, its chat.completion.chunk objects as the data of server-sent events, and `[DONE]` at the end."
+
 
 @router.post(
     "/chat/completions",
     openapi_extra=openapi_body(ChatCompletionRequest),
-    responses={200: {"model": ChatCompletion, "content": EVENT_STREAM, "description": "The completion, or a stream of its chunks."}},
+    responses={200: {"model": ChatCompletion, "content": EVENT_STREAM, "description": STREAMED}},
 )
 async def create_chat_completion(
     request: Request,

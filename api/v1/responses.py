@@ -179,8 +179,5 @@ class InteractionDeleted(BaseModel):
     message: str | None = None
 
 
-EVENT_STREAM: dict[str, Any] = {
-    "text/event-stream": {
-        "schema": {"type": "string", "description": "With `stream`: chat.completion.chunk objects as `data:` events, and `data: [DONE]` at the end."}
-    }
-}
+# No schema: OpenAPI 3.1 leaves open whether it would be of the whole stream or of one event, and its readers differ.
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"example": 'data: {"object": "chat.completion.chunk", "choices": [], …}\n\ndata: [DONE]\n\n'}}
