@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY = PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve serve-vllm demo test test-unit test-postgresql test-vllm test-pool check format install install-vllm clean browser
+.PHONY: serve serve-vllm demo check format install install-vllm clean browser
+.PHONY: test test-unit test-postgresql test-integration test-e2e test-engines test-pool test-vllm test-vllm-weights test-vllm-adapter
 
 install: $(VENV)/.installed
 
@@ -41,9 +42,7 @@ serve-vllm: install-vllm
 demo: install
 	@exec $(BIN)/online-sao demo $(ARGS)
 
-test: test-unit test-postgresql browser
-	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
-	$(MAKE) test-pool test-vllm
+test: test-unit test-postgresql test-integration test-e2e test-engines
 
 # Two at a time; a worker whose torch took both cores would only be in the other's way.
 test-unit: install
@@ -53,18 +52,35 @@ test-unit: install
 test-postgresql: install
 	$(BIN)/python -m pytest tests/unit/storage tests/unit/service tests/unit/publishing --database postgresql $(ARGS)
 
-# The engine contract over vLLM, and the whole service on it: versions merged, and versions beside each other. One event loop: a started vLLM is used by
-# test after test, and belongs to the loop it was started on.
-ONE_LOOP := -W default -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
-ENGINE := tests/integration/engine
-test-vllm: install-vllm
-	$(BIN)/python -m pytest $(ENGINE) tests/integration/vllm --engine vllm $(ONE_LOOP) $(ARGS)
-	$(BIN)/python -m pytest $(ENGINE)/test_engine_contract.py $(ENGINE)/test_vllm_adapters.py $(ENGINE)/test_vllm_bfloat16.py tests/integration/vllm \
-	  --engine vllm-adapter $(ONE_LOOP) $(ARGS)
+# Two files at a time: most of a test's time is processes that start, or somebody who waits for them.
+test-integration: install
+	$(BIN)/python -m pytest tests/integration -n 2 --dist loadfile $(ARGS)
 
-# The engine contract over two replicas in a Ray cluster, as for vLLM: what has been started is used again.
+# Without test-integration's workers: the browser's event loop runs as long as its process, and no other could.
+test-e2e: install browser
+	$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+# The engine contract over the other engines. One event loop: an engine that has been started is used by test after test, and belongs to the loop it was
+# started on.
+ENGINE := tests/integration/engine
+ENGINE_TEST := $(BIN)/python -m pytest -W default -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
+test-engines: install-vllm
+	$(MAKE) -j2 --output-sync=line test-pool test-vllm
+
+test-vllm: test-vllm-weights test-vllm-adapter
+
+# Versions merged into the weights: the contract, and the whole service.
+test-vllm-weights: install-vllm
+	$(ENGINE_TEST) $(ENGINE) tests/integration/vllm --engine vllm $(ARGS)
+
+# Versions beside each other.
+test-vllm-adapter: install-vllm
+	$(ENGINE_TEST) $(ENGINE)/test_engine_contract.py $(ENGINE)/test_vllm_adapters.py $(ENGINE)/test_vllm_bfloat16.py tests/integration/vllm \
+	  --engine vllm-adapter $(ARGS)
+
+# Two replicas in a Ray cluster.
 test-pool: install
-	$(BIN)/python -m pytest $(ENGINE)/test_engine_contract.py $(ENGINE)/test_engine_options.py --engine pool $(ONE_LOOP) $(ARGS)
+	$(ENGINE_TEST) $(ENGINE)/test_engine_contract.py $(ENGINE)/test_engine_options.py --engine pool $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

@@ -65,7 +65,7 @@ def test_the_demo_serves_simulates_and_ends_both_on_ctrl_c(tmp_path):
         assert len(children) >= 2, "the server and its learner"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=90) == 0
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(children, timeout=60)[1] == []
     finally:
         watchdog.cancel()
         process.kill()

@@ -78,7 +78,7 @@ def test_from_a_score_to_live_on_both(server: Server) -> None:
 
 def test_a_killed_replica_comes_back_on_the_learned_version(server: Server) -> None:
     os.kill(int(replicas(server)[1]["place"].split()[1]), signal.SIGKILL)
-    until(lambda: not replicas(server)[1]["serving"], seconds=5, what="that it is said")
+    until(lambda: not replicas(server)[1]["serving"], seconds=20, what="that it is said")
     assert call(server, "GET", "/readyz").status_code == 200, "one still serves"
     assert chat(server)["system_fingerprint"] == "tiny@v1"
     until(lambda: serve(server, 1), seconds=START_SECONDS, what="the replacement")
@@ -88,7 +88,7 @@ def test_it_ends_in_seconds_and_leaves_nothing(server: Server) -> None:
     left = family(server)
     assert {"gcs_server", "raylet"} <= {process.name() for process in left}
     assert server.stop() < 20
-    until(lambda: gone(left), seconds=10, what="the end of every process")
+    until(lambda: gone(left), seconds=60, what="the end of every process")
 
 
 def test_a_killed_service_leaves_nothing_either(server: Server) -> None:
@@ -181,7 +181,7 @@ def test_a_node_that_dies_under_load_loses_nothing_acknowledged(tmp_path: Path, 
         victim = int(replicas(server)[0]["place"].split()[1])
         kill_node(raylet_of(victim, raylets))
         killed_at, before = time.monotonic(), len(answered)
-        until(lambda: not replicas(server)[0]["serving"], seconds=5, what="that it is said")
+        until(lambda: not replicas(server)[0]["serving"], seconds=20, what="that it is said")
         until(lambda: len(answered) >= before + 16, seconds=60, what="more answers")
         assert time.monotonic() - killed_at < 60
         until(lambda: serve(server, 0), seconds=START_SECONDS, what="the replacement on the third node")

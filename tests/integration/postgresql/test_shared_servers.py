@@ -86,7 +86,7 @@ def pair(postgresql: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_both_answer_one_leads_and_both_serve_what_is_learned(pair: Pair) -> None:
     leader, follower = pair.roles()
     # A process tells the others of itself every 1.5 s, and while its engine loads it has no version to tell.
-    until(lambda: [process["policy_version"] for process in pair.processes(follower).values()] == [0, 0], seconds=10, what="both say their version")
+    until(lambda: [process["policy_version"] for process in pair.processes(follower).values()] == [0, 0], seconds=30, what="both say their version")
     assert [process["leading"] for process in pair.processes(follower).values()].count(True) == 1
     for server in (leader, follower, follower, follower):
         pair.scored_chat(server)
