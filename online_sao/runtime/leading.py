@@ -30,6 +30,8 @@ from online_sao.storage.session import Database
 logger = logging.getLogger(__name__)
 
 LEFTOVERS_SECONDS = 2.0
+ALONE_SECONDS = 30.0
+"""Between two looks for what processes that died left behind, where others share the database, and where this one is alone."""
 DEAD_LOOKS = 10
 """A process of another machine is taken for dead when it gave no sign of life between so many looks, LEFTOVERS_SECONDS apart."""
 
@@ -94,8 +96,8 @@ class LeaderWork:
         self._tensorboard = TensorBoardLog(database, settings.tensorboard_dir) if settings.learning.tensorboard else None
         retention = Retention(database, settings.policy_store_dir, settings.retention, erasure)
         self._jobs = [
-            Job("left-overs", LEFTOVERS_SECONDS, leftovers.end),
-            Job("score deadlines", 2.0, self._expire_overdue),
+            Job("left-overs", LEFTOVERS_SECONDS if settings.server.shared else ALONE_SECONDS, leftovers.end),
+            Job("score deadlines", 5.0, self._expire_overdue),
             Job("lease reaper", 5.0, self._release_lapsed),
             Job("version retention", VERSIONS_SECONDS, retention.sweep_versions),
             Job("interaction retention", INTERACTIONS_SECONDS, retention.sweep_interactions),

@@ -240,6 +240,10 @@ class Serving:
 
         async def keep_version() -> None:
             """On the ACTIVE version first, whoever activated it; then, as the leader, on what waits to become that."""
+            if follower.problem is None and engine.healthy:
+                async with self.database.read() as session:
+                    if await policies.is_settled(session, engine.policy_version):
+                        return
             report = await follower.poll()
             if report is None and self._leadership.leading:
                 report = await activator.poll()

@@ -113,14 +113,14 @@ class Ended:
         Raises LifecycleError where the row is complete already, LookupError where there is none.
         """
         now = time.time()
-        row = await interactions.get(session, self.completion_id, self.choice)
+        row = await interactions.get(session, self.completion_id, self.choice, lock=True)
         if row is None:
             raise LookupError(f"{self.completion_id} choice {self.choice} was never begun")
+        interrupted = row.status == InteractionStatus.INTERRUPTED
         status = _STATUS[self.completion.finish_reason]
-        row = await interactions.complete(session, row.id, self.completion, status=status, now=self.completed_at, first_token_at=self.first_token_at)
-        trajectory = await trajectories.by_interaction(session, row.id)
-        if trajectory is not None:  # it was taken for interrupted meanwhile, and stays untrained
-            return trajectory.reason
+        await interactions.complete(session, row, self.completion, status=status, now=self.completed_at, first_token_at=self.first_token_at)
+        if interrupted and (trajectory := await trajectories.by_interaction(session, row.id)) is not None:
+            return trajectory.reason  # of what was taken for interrupted: it stays untrained
         trajectory = await trajectories.create(session, row, now=now, deadline_at=self.deadline_at, not_trainable_reason=self.not_trainable_reason)
         reason = trajectory.reason
         await apply_scores(session, trajectory, reward, now)

@@ -34,7 +34,8 @@ class Chats:
         now = time.time()
         completion = Completion((7, 8), (-0.5, -1.5), (VersionSpan(0, 2, row.policy_version),), "hi", "stop")
         async with self._database.write() as session:
-            done = await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
+            row = await interactions.get(session, row.completion_id, row.choice)
+            done = await interactions.complete(session, row, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
             return await trajectories.create(session, done, now=now, deadline_at=now + deadline_seconds, not_trainable_reason=reason)
 
     async def completed(

@@ -44,17 +44,17 @@ async def insert_generating(session: AsyncSession, rows: Sequence[InteractionRow
 
 
 async def complete(
-    session: AsyncSession, interaction_id: int, completion: Completion, *, status: InteractionStatus, now: float, first_token_at: float | None
+    session: AsyncSession, row: InteractionRow, completion: Completion, *, status: InteractionStatus, now: float, first_token_at: float | None
 ) -> InteractionRow:
-    """Write what was sampled and end the row's ``generating``. Raises LifecycleError if it has ended already, except as ``interrupted``: that was
-    said of a process which then turned out to live, or to have kept the end elsewhere.
+    """Write what was sampled into a row that this transaction has locked, and end its ``generating``. Raises LifecycleError if it has ended already,
+    except as ``interrupted``: that was said of a process which then turned out to live, or to have kept the end elsewhere.
 
-    The returned row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for
-    ``store: false``, only counts and timing are written.
+    The row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for ``store: false``,
+    only counts and timing are written.
     """
-    row = await session.get_one(InteractionRow, interaction_id, populate_existing=True, with_for_update=True)
+    assert row in session, "a row of another transaction: nothing of this would be kept"
     if row.status not in (InteractionStatus.GENERATING, InteractionStatus.INTERRUPTED):
-        raise LifecycleError(f"Interaction {interaction_id} is {row.status}, not generating: it cannot become {status.value}.")
+        raise LifecycleError(f"Interaction {row.id} is {row.status}, not generating: it cannot become {status.value}.")
     row.status = status
     row.finish_reason = completion.finish_reason
     row.completion_tokens = len(completion.token_ids)

@@ -10,8 +10,9 @@ import uuid
 import pytest
 
 from online_sao.errors import ConfigurationError, InvalidRequestError, LeaseLostError, LifecycleError
+from online_sao.publishing import lifecycle
 from online_sao.storage.repositories import interactions, learner, leases, policies, probes, trajectories, updates
-from online_sao.storage.tables import InteractionRow, PolicyVersionRow, ProbeRow, UpdateRow
+from online_sao.storage.tables import InteractionRow, PolicyVersionRow, ProbeRow, RollbackRow, UpdateRow
 from online_sao.types import Completion, Interaction, InteractionStatus, SamplingParams, TrajectoryState, VersionSpan, VersionState
 
 
@@ -25,7 +26,14 @@ async def test_a_completed_interaction_comes_back_exactly(database, chats) -> No
         finish_reason="length",
     )
     async with database.write() as session:
-        done = await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=9.0, first_token_at=8.0)
+        done = await interactions.complete(
+            session,
+            await interactions.get(session, row.completion_id, 0),
+            completion,
+            status=InteractionStatus.COMPLETED,
+            now=9.0,
+            first_token_at=8.0,
+        )
         trajectory = await trajectories.create(session, done, now=9.0, deadline_at=10.0)
     assert (trajectory.state, trajectory.oldest_policy_version) == (TrajectoryState.PENDING, 3)
     async with database.read() as session:
@@ -42,7 +50,14 @@ async def test_a_completed_interaction_comes_back_exactly(database, chats) -> No
     )
     with pytest.raises(LifecycleError, match="is completed, not generating"):
         async with database.write() as session:
-            await interactions.complete(session, row.id, completion, status=InteractionStatus.FAILED, now=9.0, first_token_at=None)
+            await interactions.complete(
+                session,
+                await interactions.get(session, row.completion_id, 0),
+                completion,
+                status=InteractionStatus.FAILED,
+                now=9.0,
+                first_token_at=None,
+            )
 
 
 async def test_store_false_keeps_counts_only(database, chats) -> None:
@@ -240,6 +255,29 @@ async def test_versions_begin_staged_and_are_activated_in_order(database) -> Non
         assert (await policies.next_to_activate(session, 0, 1)).version == 2
         assert (await policies.next_to_activate(session, 1, 0)).version == 3
         assert await policies.next_to_activate(session, 0, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("rollbacks", "settled"),
+    [([], True), ([(2, None, None)], False), ([(2, 5.0, None)], True), ([(2, None, "files gone")], True), ([(2, None, None), (3, 5.0, None)], True)],
+)
+async def test_an_engine_is_settled_unless_a_version_waits_or_the_newest_rollback_is_open(database, rollbacks, settled) -> None:
+    def rollback(epoch: int, served_at: float | None, problem: str | None) -> RollbackRow:
+        row = RollbackRow(lineage_epoch=epoch, from_version=1, to_version=0, resume=False, expired_trajectories=0, created_at=1.0)
+        row.served_at, row.problem = served_at, problem
+        return row
+
+    async with database.write() as session:
+        for row in rollbacks:
+            await policies.insert_rollback(session, rollback(*row))
+    async with database.write() as session:
+        assert await policies.is_settled(session, 0) is settled
+        assert not await policies.is_settled(session, 1)
+        row = PolicyVersionRow(version=1, parent=0, lineage_epoch=0, update_number=1, path="p", served_digest=[0.5], created_at=1.0)
+        await policies.insert(session, row)
+        assert not await policies.is_settled(session, 0)
+        await lifecycle.move_version(session, 1, VersionState.FAILED, now=2.0, reason="damaged")
+        assert await policies.is_settled(session, 0) is settled
 
 
 async def test_the_learner_row(database) -> None:
