@@ -111,3 +111,13 @@ def test_what_is_copied_is_not_kept_out_of_the_build() -> None:
 def test_the_commands_are_the_command_lines_own(compose: Any, command: str) -> None:
     assert command in [service.get("command", [None])[0] for service in compose["services"].values()]
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_the_service_that_joins_a_ray_cluster_is_a_node_of_it_first() -> None:
+    api = load(DOCKER / "compose.ray.yaml")["services"]["api"]
+    assert api["entrypoint"] == ["tini", "--", "sh", "-c"]
+    (line,) = api["command"]  # the shell takes one argument as its script, and the others as something else
+    (address,) = re.findall(r"--ray-address (\S+)", line)
+    assert line.startswith(f"ray start --address={address} ")
+    assert "&& exec online-sao serve " in line
+    assert api["read_only"] is False
