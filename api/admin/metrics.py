@@ -64,4 +64,4 @@ async def _read(backend: Backend) -> Reading | None:
         snapshot, totals, evaluation = await backend.status.measured(ANSWER_SECONDS)
     except StorageError:
         return None
-    return Reading(snapshot, totals, backend.alarms.raised, evaluation)
+    return Reading(snapshot, totals, backend.alarms.raised(snapshot.alarms), evaluation)

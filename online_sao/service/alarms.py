@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -66,10 +66,15 @@ class AlarmService:
         self._watch = watch or LearnerWatch(clock=clock)
         self._findings: Mapping[Kind, Finding | None] = {}
 
-    @property
-    def raised(self) -> dict[str, bool]:
-        """Every kind → whether its condition held at the last check. True even where the disk was too full to write the alarm down."""
-        return {kind: self._findings.get(kind) is not None for kind in KINDS}
+    def raised(self, open_now: Iterable[AlarmStatus]) -> dict[str, bool]:
+        """Every kind → whether its alarm is among those ``open_now``, or its condition held when this process last judged it: true even where the
+        disk was too full to write the alarm down."""
+        kinds = {alarm.kind for alarm in open_now}
+        return {kind: kind in kinds or self._findings.get(kind) is not None for kind in KINDS}
+
+    def forget(self) -> None:
+        """Somebody else checks from now on: what was found here says nothing any more."""
+        self._findings = {}
 
     async def list(self, *, limit: int = 50, before: int | None = None, open_only: bool = False) -> tuple[AlarmStatus, ...]:
         """Newest first; ``before``: only alarms with a smaller id."""

@@ -15,6 +15,8 @@ from online_sao.runtime.meters import Meters
 from online_sao.service.alarms import AlarmService
 from online_sao.service.chat_log import SpoolState
 from online_sao.service.status import StatusService
+from online_sao.storage.repositories import alarms
+from online_sao.storage.tables import AlarmRow
 
 
 class Readings:
@@ -70,6 +72,15 @@ async def test_scrapes_share_one_reading(backend, http) -> None:
     texts = [(await http.get("/metrics")).text for _ in range(3)]
     assert all("online_sao_database_up 1.0" in text and 'online_sao_receipts{status="live"} 0.0' in text for text in texts)
     assert backend.readings.count == 1
+
+
+async def test_an_alarm_that_another_process_raised_is_told(backend, http, database) -> None:
+    """After a takeover or a start, some kinds cannot be judged for a while."""
+    async with database.write() as session:
+        await alarms.raise_alarm(session, AlarmRow(kind="score_drop", severity="critical", message="m", advice="a", raised_at=1.0))
+    text = (await http.get("/metrics")).text
+    assert 'online_sao_alarm{kind="score_drop"} 1.0' in text
+    assert 'online_sao_alarm{kind="perplexity"} 0.0' in text
 
 
 async def test_without_a_database_it_says_so_and_what_it_knows_itself(backend, http) -> None:

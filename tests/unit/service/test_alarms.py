@@ -52,7 +52,7 @@ async def test_a_healthy_service_has_none(make_stand):
     stand = make_stand()
     await stand.service.check()
     assert await stand.service.list() == ()
-    assert not any(stand.service.raised.values())
+    assert not any(stand.service.raised(()).values())
 
 
 async def test_it_is_raised_once_and_cleared_when_gone(make_stand, caplog):
@@ -65,7 +65,10 @@ async def test_it_is_raised_once_and_cleared_when_gone(make_stand, caplog):
     (alarm,) = await stand.service.list()
     assert (alarm.kind, alarm.severity, alarm.raised_at, alarm.cleared_at) == ("disk_nearly_full", "critical", 1000.0, None)
     assert "100 MB" in alarm.message
-    assert stand.service.raised["disk_nearly_full"]
+    assert stand.service.raised(())["disk_nearly_full"], "also where it could not be written down"
+    stand.service.forget()
+    assert not stand.service.raised(())["disk_nearly_full"], "another process leads now"
+    assert stand.service.raised((alarm,))["disk_nearly_full"], "its row is open"
     assert caplog.text.count("alarm disk_nearly_full") == 1
     assert (await StatusService(stand.database).snapshot()).alarms == (alarm,)
 
