@@ -19,6 +19,7 @@ from online_sao.storage.repositories import (
     evaluations,
     instances,
     learner,
+    leases,
     outcomes,
     overview,
     policies,
@@ -185,6 +186,7 @@ class StatusService:
 
     async def _snapshot(self, session: Session, *, scores: int, versions: int, swaps: int) -> StatusSnapshot:
         as_of = self._clock()
+        heartbeat_clock = await leases.database_clock(session)  # what processes stamp their signs of life with
         last = await updates.latest(session)
         tail = await score_tail(session)
         points = tuple(await overview.recent_scores(session, scores))
@@ -203,7 +205,7 @@ class StatusService:
             total_scores=(await score_rollups.overall(session, tail)).scores,
             coverage=await _coverage(session, as_of, tail),
             delay=delay_of([point.delay for point in points]),
-            processes=tuple(_process_status(row, as_of) for row in await instances.all_rows(session)),
+            processes=tuple(_process_status(row, heartbeat_clock) for row in await instances.all_rows(session)),
         )
 
 
@@ -245,7 +247,7 @@ def _version_status(row: PolicyVersionRow, sums: Sums) -> VersionStatus:
     )
 
 
-def _process_status(row: ServingInstanceRow, as_of: float) -> ProcessStatus:
+def _process_status(row: ServingInstanceRow, now: float) -> ProcessStatus:
     host, pid, _ = row.owner.rsplit(":", 2)
     return ProcessStatus(
         host=host,
@@ -255,7 +257,7 @@ def _process_status(row: ServingInstanceRow, as_of: float) -> ProcessStatus:
         problem=row.problem,
         spool_records=row.spool_records,
         started_at=row.started_at,
-        heartbeat_age=max(0.0, as_of - row.heartbeat_at),
+        heartbeat_age=max(0.0, now - row.heartbeat_at),
     )
 
 

@@ -226,6 +226,12 @@ async def add_process(database, name: str, *, spool_records: int = 0, silent: fl
         await instances.beat(session, sign)
 
 
+async def test_the_age_of_a_sign_of_life_is_by_the_clock_that_stamped_it(database) -> None:
+    await add_process(database, "there", silent=60.0)
+    (process,) = (await StatusService(database, clock=lambda: 50.0).snapshot()).processes
+    assert process.heartbeat_age == pytest.approx(60.0, abs=10.0)
+
+
 @pytest.mark.parametrize("other", [{"spool_records": 2}, {"silent": 60.0}], ids=["has-a-spool", "says-nothing"])
 async def test_nothing_is_erased_while_another_server_may_hold_more(database, chats, other) -> None:
     row = await chats.completed(user="ada")
