@@ -36,6 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         serving = Serving(settings)
         app.state.backend = serving
+        metrics.share_reading(app, serving)
         await serving.start()
         try:
             yield

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from api.dependencies import BackendDependency
 from api.errors import describe
 from online_sao.errors import InvalidRequestError, PayloadTooLargeError
+from online_sao.storable import unstorable
 
 MAX_DEPTH = 32
 """Deepest nesting of arrays and objects. The deepest legal body, a chat message's content part, needs five."""
@@ -145,13 +146,12 @@ def _check_values(top: dict[str, Any], what: str) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raises InvalidRequestError for text that no database holds."""
-    if "\x00" in text:
+    """Raises InvalidRequestError for text that cannot be stored."""
+    found = unstorable(text)
+    if found == "\0":
         raise InvalidRequestError("There is a NUL character (\\u0000) in the request; it cannot be stored.")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError("There is half of a surrogate pair (\\ud800 to \\udfff) in the request; it is no character.") from error
+    if found is not None:
+        raise InvalidRequestError("There is half of a surrogate pair (\\ud800 to \\udfff) in the request; it is no character.")
 
 
 def _json_type(value: Any) -> str:

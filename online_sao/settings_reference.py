@@ -1,6 +1,6 @@
 """docs/configuration.md, written from the settings themselves: ``python -m online_sao.settings_reference > docs/configuration.md``.
 
-Owns the page's words around the tables; every setting's default and meaning are those of config.py.
+Owns the page's words around the tables; every setting's default and meaning are those of online_sao/config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from online_sao.config import Settings
 
 _HEAD = """# Configuration
 
-<!-- Written by `python -m online_sao.settings_reference > docs/configuration.md`. Change online_sao/config.py instead. -->
+<!-- Written by `python -m online_sao.settings_reference > docs/configuration.md`. Change online_sao/config instead. -->
 
 Every setting has a default, and `online-sao serve` needs none. A setting is read from the first of these that names it:
 

@@ -5,6 +5,8 @@ vLLM and the Prometheus client keep theirs (vllm:…, process_…, python_…) i
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
@@ -12,11 +14,16 @@ from prometheus_fastapi_instrumentator import metrics as http_metrics
 from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
 
 from api.dependencies import Backend, BackendDependency
+from api.shared import Shared
 from online_sao.errors import StorageError
 from online_sao.runtime.status_metrics import Reading
 
 router = APIRouter()
 
+FRESH_SECONDS = 10.0
+"""Scrapes within it share one reading, which counts the scores of a whole day."""
+ANSWER_SECONDS = 5.0
+"""What the database is given: Prometheus waits 10 s for all."""
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -32,29 +39,29 @@ def count_requests(app: FastAPI) -> None:
     app.add_middleware(PrometheusInstrumentatorMiddleware, should_group_status_codes=False, instrumentations=counting, registry=registry)
 
 
+def share_reading(app: FastAPI, backend: Backend) -> None:
+    """What every scrape of ``app`` shows of the database."""
+    app.state.reading = Shared(partial(_read, backend), FRESH_SECONDS)
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(backend: BackendDependency, request: Request) -> Response:
     """While the database does not answer, what needs none of it."""
-    try:
-        reading = await _read(backend)
-    except StorageError:
-        reading = None
     engine = backend.engine
     text = backend.meters.render(
         load=engine.load() if engine is not None else None,
         policy_version=engine.policy_version if engine is not None else None,
-        reading=reading,
+        reading=await request.app.state.reading.get(),
         spool=backend.spool,
         leading=backend.leading,
     )
     return Response(text + generate_latest(request.app.state.http_registry) + generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _read(backend: Backend) -> Reading:
-    newest = await backend.evaluations.list(limit=1)
-    return Reading(
-        snapshot=await backend.status.snapshot(scores=0, versions=1, swaps=0),
-        totals=await backend.status.totals(),
-        alarms=backend.alarms.raised,
-        evaluation=newest[0] if newest else None,
-    )
+async def _read(backend: Backend) -> Reading | None:
+    """None: the database does not answer."""
+    try:
+        snapshot, totals, evaluation = await backend.status.measured(ANSWER_SECONDS)
+    except StorageError:
+        return None
+    return Reading(snapshot, totals, backend.alarms.raised(snapshot.alarms), evaluation)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
 
 from api.dashboard.interactions import SINCE
 from api.dashboard.versions import EVALUATIONS_SHOWN
 from api.dashboard.view import View, read
 from api.dependencies import Backend
+from api.shared import Shared
 from online_sao.service.alarms import AlarmStatus
 from online_sao.service.evaluations import EvaluationStatus
 from online_sao.service.history import ShiftStatus
@@ -20,35 +19,12 @@ from online_sao.service.status import UpdateStatus
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 FRESH_SECONDS = 0.9
 """Pages ask once a second; whoever asks first within this time reads for all."""
 UPDATES_SHOWN = 200
 ALARMS_READ = 50
 SLOW_SECONDS = 5.0
 """What is counted over all rows, or seldom changes, is read less often."""
-
-
-class Shared(Generic[T]):
-    """One reading at a time, whose result serves everybody who asks while it is fresh. ``monotonic`` gives seconds."""
-
-    def __init__(
-        self, read: Callable[[], Awaitable[T]], fresh_seconds: float = FRESH_SECONDS, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._read = read
-        self._fresh_seconds = fresh_seconds
-        self._monotonic = monotonic
-        self._turn = asyncio.Lock()
-        self._known: tuple[float, T] | None = None
-
-    async def get(self) -> T:
-        """Raises what the reading raises; the next to ask reads again."""
-        async with self._turn:
-            if self._known is None or self._monotonic() - self._known[0] > self._fresh_seconds:
-                started = self._monotonic()
-                self._known = (started, await self._read())
-            return self._known[1]
 
 
 class Feed:
@@ -59,12 +35,12 @@ class Feed:
         self._updates: tuple[UpdateStatus, ...] = ()
         self._shifts: tuple[ShiftStatus, ...] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._view: Shared[View] = Shared(self._read_view)
-        self._series: Shared[tuple[UpdateStatus, ...]] = Shared(self._read_updates)
-        self._samples: Shared[tuple[EvaluationStatus, ...]] = Shared(self._read_evaluations, fresh_seconds=2.0)
-        self._unused: Shared[tuple[Unused, ...]] = Shared(self._read_unused, fresh_seconds=SLOW_SECONDS)
-        self._without_effect: Shared[tuple[Unused, ...]] = Shared(self._read_without_effect, fresh_seconds=SLOW_SECONDS)
-        self._past_alarms: Shared[tuple[AlarmStatus, ...]] = Shared(self._read_past_alarms, fresh_seconds=SLOW_SECONDS)
+        self._view: Shared[View] = Shared(self._read_view, FRESH_SECONDS)
+        self._series: Shared[tuple[UpdateStatus, ...]] = Shared(self._read_updates, FRESH_SECONDS)
+        self._samples: Shared[tuple[EvaluationStatus, ...]] = Shared(self._read_evaluations, 2.0)
+        self._unused: Shared[tuple[Unused, ...]] = Shared(self._read_unused, SLOW_SECONDS)
+        self._without_effect: Shared[tuple[Unused, ...]] = Shared(self._read_without_effect, SLOW_SECONDS)
+        self._past_alarms: Shared[tuple[AlarmStatus, ...]] = Shared(self._read_past_alarms, SLOW_SECONDS)
 
     async def view(self) -> View:
         return await self._view.get()

@@ -43,11 +43,6 @@ class StreamDecoder:
         """All text given out so far."""
         return "".join(self._given)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens taken so far. Once ``stopped``, those that belong to the action: the last one completed the stop string."""
-        return len(self._token_ids)
-
     def push(self, token_id: int) -> str:
         """Take the next token; the text that may be shown now (perhaps none). Raises ValueError after a stop string is complete."""
         if self.stopped:

@@ -37,10 +37,11 @@ class Follower:
         if not self._engine.healthy:
             return None
         version, before = await self._active(), self._engine.policy_version
-        if version.version == before:
+        failed = self._failed if self._failed is not None and self._failed[0] == version.version else None
+        if version.version == before and failed is None:  # else: on it with weights that are not its own, which could not be put back
             self.problem, self._failed = None, None
             return None
-        if self._failed is not None and self._failed[0] == version.version and time.monotonic() < self._failed[1]:
+        if failed is not None and time.monotonic() < failed[1]:
             return None
         try:
             folder = await self._published.checked_folder(version)

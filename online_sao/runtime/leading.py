@@ -57,16 +57,16 @@ class Leftovers:
             raise
         before, self._seen = self._seen, {}
         dead: list[str] = []
-        living = [self._owner]
         for row in rows:
             heartbeat, looks = before.get(row.owner, (None, 0))
             self._seen[row.owner] = (row.heartbeat_at, looks + 1 if heartbeat == row.heartbeat_at else 0)
-            if row.owner == self._owner:
-                continue
-            (dead if leases.is_dead(row.owner) or self._seen[row.owner][1] >= DEAD_LOOKS else living).append(row.owner)
+            if row.owner != self._owner and (leases.is_dead(row.owner) or self._seen[row.owner][1] >= DEAD_LOOKS):
+                dead.append(row.owner)
         await self._log.adopt()
         async with self._database.write() as session:
             await instances.remove(session, dead)
+            # Looked at again: a spool may take long, and who has begun to serve meanwhile lives.
+            living = [self._owner, *(row.owner for row in await instances.all_rows(session))]
             interrupted = await interactions.mark_leftovers_interrupted(session, time.time(), living)
         if interrupted:
             logger.warning("%d completions of a server that died were marked interrupted", interrupted)

@@ -6,6 +6,8 @@ policy is ``online_sao_serve_…``. All are listed in docs/operations/monitoring
 
 from __future__ import annotations
 
+import math
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from online_sao.inference.engine import EngineLoad, SwapReport
@@ -83,7 +85,6 @@ class Meters:
             self._waiting.set(load.waiting)
             if load.kv_cache_usage is not None:
                 self._cache.set(load.kv_cache_usage)
-        if policy_version is not None:
-            self._version.set(policy_version)
+        self._version.set(math.nan if policy_version is None else policy_version)
         self._status.reading = reading
         return generate_latest(self.registry)

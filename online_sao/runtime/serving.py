@@ -293,6 +293,7 @@ class Serving:
         work, self._work = self._work, None
         if work is not None:
             await work.stop()
+        self.alarms.forget()
 
     def _condition(self) -> Condition:
         engine, follower = self.engine, self._follower

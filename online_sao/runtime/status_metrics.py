@@ -22,7 +22,7 @@ _MEASURES = ("policy_version", "perplexity", "distinct_2", "response_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``alarms``: kind → whether its condition holds; ``evaluation``: the newest."""
+    """``alarms``: kind → whether it is raised; ``evaluation``: the newest."""
 
     snapshot: StatusSnapshot
     totals: Totals
@@ -45,7 +45,7 @@ class StatusMetrics(Collector):
         if self.reading is not None:
             yield from _learning(self.reading.snapshot, self.reading.totals)
             yield from _newest_update(self.reading.snapshot)
-            yield _labelled("alarm", "1 while the condition of this kind of alarm holds", "kind", self.reading.alarms)
+            yield _labelled("alarm", "1 while an alarm of this kind is raised", "kind", self.reading.alarms)
             yield from _evaluation(self.reading.evaluation)
 
 

@@ -65,7 +65,7 @@ class MetricFiles:
 
 
 class TensorBoardLog:
-    """``advance`` every SECONDS in the one serving process; ``close`` at its end."""
+    """``advance`` every SECONDS in the process that leads; ``close`` at its end."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database = database

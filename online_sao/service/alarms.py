@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from online_sao.config import Settings
-from online_sao.errors import OnlineSAOError
+from online_sao.errors import OnlineSAOError, StorageError
 from online_sao.service.alarm_conditions import KINDS, Finding, Kind, judge
 from online_sao.service.alarm_measurements import measure
 from online_sao.service.learner_watch import LearnerWatch
@@ -66,10 +66,15 @@ class AlarmService:
         self._watch = watch or LearnerWatch(clock=clock)
         self._findings: Mapping[Kind, Finding | None] = {}
 
-    @property
-    def raised(self) -> dict[str, bool]:
-        """Every kind → whether its condition held at the last check. True even where the disk was too full to write the alarm down."""
-        return {kind: self._findings.get(kind) is not None for kind in KINDS}
+    def raised(self, open_now: Iterable[AlarmStatus]) -> dict[str, bool]:
+        """Every kind → whether its alarm is among those ``open_now``, or its condition held when this process last judged it: true even where the
+        disk was too full to write the alarm down."""
+        kinds = {alarm.kind for alarm in open_now}
+        return {kind: kind in kinds or self._findings.get(kind) is not None for kind in KINDS}
+
+    def forget(self) -> None:
+        """Somebody else checks from now on: what was found here says nothing any more."""
+        self._findings = {}
 
     async def list(self, *, limit: int = 50, before: int | None = None, open_only: bool = False) -> tuple[AlarmStatus, ...]:
         """Newest first; ``before``: only alarms with a smaller id."""
@@ -80,17 +85,24 @@ class AlarmService:
         """Judge every condition; raise what is new, clear what is gone. Writes only where something has changed."""
         async with self._database.read() as session:
             measured, learner = await measure(session, self._settings.alarms, self._settings.storage.data_dir)
-            open_kinds = {row.kind for row in await alarms.open_alarms(session)}
+            open_now = {row.kind: row for row in await alarms.open_alarms(session)}
         measured = replace(measured, learner_silence=self._watch.overdue_silence(learner) if self._settings.learning.enabled else None)
         verdicts = judge(measured, self._settings.alarms)
         self._findings = {**self._findings, **verdicts}
         for kind, finding in verdicts.items():
-            if finding is not None and kind not in open_kinds:
-                await self._raise(kind, finding)
-            elif finding is None and kind in open_kinds:
-                await self._clear(kind)
+            row = open_now.get(kind)
+            if finding is None:
+                if row is not None:
+                    await self._clear(kind)
+                continue
+            if row is None:
+                row = await self._raise(kind, finding)
+            # Without an action yet: just raised, or the process ended or the database went away before it was done.
+            if row is not None and row.action is None and finding.rollback_to is not None and self._settings.alarms.auto_rollback:
+                await self._roll_back(row.id, finding.rollback_to, f"alarm {kind}: {finding.message}")
 
-    async def _raise(self, kind: Kind, finding: Finding) -> None:
+    async def _raise(self, kind: Kind, finding: Finding) -> AlarmRow | None:
+        """None: another process has just raised it."""
         log = logger.critical if finding.severity == "critical" else logger.warning
         log("alarm %s: %s %s", kind, finding.message, finding.advice)
         row = AlarmRow(
@@ -104,21 +116,22 @@ class AlarmService:
             raised_at=self._clock(),
         )
         async with self._database.write() as session:
-            raised = await alarms.raise_alarm(session, row)
-        if raised and finding.rollback_to is not None and self._settings.alarms.auto_rollback:
-            action = await self._roll_back(finding.rollback_to, f"alarm {kind}: {finding.message}")
-            async with self._database.write() as session:
-                await alarms.set_action(session, row.id, action)
+            return row if await alarms.raise_alarm(session, row) else None
 
-    async def _roll_back(self, version: int, reason: str) -> str:
-        """What was done, in words: a rollback that cannot be made is said beside the alarm, and does not end the check."""
+    async def _roll_back(self, alarm_id: int, version: int, reason: str) -> None:
+        """What was done is written beside the alarm; a rollback that cannot be made too, and it does not end the check. Raises StorageError: it is to
+        be tried again."""
         try:
             await self._rollback(version, resume=self._settings.alarms.auto_rollback_resume, reason=reason)
+            action = f"rolled back to version {version}"
+            logger.critical("rolled back to version %d by itself (alarms.auto_rollback)", version)
+        except StorageError:
+            raise
         except OnlineSAOError as error:
+            action = f"automatic rollback to version {version} failed: {error.message}"
             logger.error("the automatic rollback to version %d failed: %s", version, error.message)
-            return f"automatic rollback to version {version} failed: {error.message}"
-        logger.critical("rolled back to version %d by itself (alarms.auto_rollback)", version)
-        return f"rolled back to version {version}"
+        async with self._database.write() as session:
+            await alarms.set_action(session, alarm_id, action)
 
     async def _clear(self, kind: Kind) -> None:
         async with self._database.write() as session:

@@ -90,13 +90,9 @@ class ChatService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: set[ChatRun] = set()
         self._active = 0
+        """Choices admitted and not yet on disk, running or waiting."""
         self._closing = False
         self._seconds_per_choice = 1.0
-
-    @property
-    def active_choices(self) -> int:
-        """Choices admitted and not yet on disk, running or waiting."""
-        return self._active
 
     async def start(self, command: ChatCommand) -> ChatRun:
         """Check, admit and log a request, and begin to sample it.

@@ -19,6 +19,7 @@ from online_sao.publishing.policy_store import verify
 from online_sao.service.learner_watch import LearnerWatch
 from online_sao.service.policy_diff import PolicyDiff, compare
 from online_sao.service.status import LearnerStatus, VersionStatus, learner_status, version_statuses
+from online_sao.storable import unstorable
 from online_sao.storage.repositories import learner, policies
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import RollbackRow
@@ -199,6 +200,6 @@ def _rollback_status(row: RollbackRow) -> RollbackStatus:
 
 def _checked_reason(reason: str | None) -> str | None:
     reason = (reason or "").strip()
-    if len(reason) > _MAX_REASON or "\0" in reason or any("\ud800" <= character <= "\udfff" for character in reason):
+    if len(reason) > _MAX_REASON or unstorable(reason) is not None:
         raise InvalidRequestError(f"reason must be at most {_MAX_REASON} characters of text.", param="reason")
     return reason or None

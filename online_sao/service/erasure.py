@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from online_sao.errors import CompletionNotFoundError, StorageError
 from online_sao.publishing import lifecycle
-from online_sao.storage.repositories import interactions, trajectories
+from online_sao.storage.repositories import instances, interactions, leases, trajectories
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import InteractionRow
 
@@ -37,9 +37,11 @@ class ErasureService:
         """The files may still hold what is erased. At a start too: the process before may have ended in between."""
 
     async def erase_completion(self, completion_id: str) -> int:
-        """Erase all choices of a completion. Returns how many. Raises CompletionNotFoundError. Erasing twice is no error."""
+        """Erase all choices of a completion. Returns how many. Raises CompletionNotFoundError, or StorageError where another server's spool may
+        hold more of it. Erasing twice is no error."""
         await self._settle()
         async with self._database.write() as session:
+            await _require_settled(session)
             rows = await interactions.by_completion(session, completion_id, lock=True)
             if not rows:
                 raise CompletionNotFoundError(f"There is no completion {completion_id[:80]!r}.", param="completion_id")
@@ -48,9 +50,11 @@ class ErasureService:
         return erased
 
     async def erase_user(self, user: str) -> int:
-        """Erase everything logged under ``user``. Returns how many interactions; 0 for a user who has none, or none any more."""
+        """Erase everything logged under ``user``. Returns how many interactions; 0 for a user who has none, or none any more. Raises
+        StorageError where another server's spool may hold more."""
         await self._settle()
         async with self._database.write() as session:
+            await _require_settled(session)
             erased = await self._erase(session, await interactions.by_user(session, user, lock=True))
         await self._finish_now()
         return erased
@@ -78,3 +82,9 @@ class ErasureService:
         found = await trajectories.by_interactions(session, [row.id for row in rows], lock=True)
         await lifecycle.expire(session, list(found.values()), reason, now)
         return len(rows)
+
+
+async def _require_settled(session: Session) -> None:
+    """``settle`` is this server's own. What another writes from its spool afterwards would bring back what was erased."""
+    if await instances.others_may_hold_more(session, await leases.database_clock(session)):
+        raise StorageError("More may be in another server's spool: the database was away. Nothing was erased; try again.", retry_after=2)

@@ -26,6 +26,7 @@ from online_sao.errors import (
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
 from online_sao.service.receipts import Receipt, derive, receipts_of
+from online_sao.storable import unstorable
 from online_sao.storage.repositories import feedback, instances, interactions, leases, trajectories
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Database, Session
@@ -96,7 +97,7 @@ class FeedbackService:
 
     async def get(self, feedback_id: str) -> Receipt:
         """The receipt as it stands now. Raises FeedbackNotFoundError."""
-        if _storable(feedback_id):
+        if unstorable(feedback_id) is None:
             async with self._database.read() as session:
                 row = await feedback.by_id(session, feedback_id)
                 if row is not None:
@@ -213,7 +214,7 @@ def _checked(submission: FeedbackSubmission, settings: RewardSettings) -> _Score
         raise UnsupportedFeatureError("Episodes cannot be scored yet: score each completion by its completion_id.", param="episode_id")
     if not submission.completion_id:
         raise InvalidRequestError("Name the completion that is scored: completion_id is missing.", param="completion_id")
-    if not _storable(submission.completion_id):
+    if unstorable(submission.completion_id) is not None:
         raise CompletionNotFoundError("There is no such completion.", param="completion_id")
     return _Score(
         completion_id=submission.completion_id,
@@ -249,11 +250,6 @@ def _shown(value: object) -> str:
 def _text(text: str | None, param: str, limit: int) -> str | None:
     if text is None:
         return None
-    if not (text or param == "comment") or len(text) > limit or not _storable(text):
+    if not (text or param == "comment") or len(text) > limit or unstorable(text) is not None:
         raise InvalidRequestError(f"{param} must be 1 to {limit} characters of text, without NUL or lone surrogates.", param=param)
     return text or None
-
-
-def _storable(text: str) -> bool:
-    """Whether any database takes it: PostgreSQL refuses NUL, and a lone surrogate has no UTF-8."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -23,6 +23,7 @@ from online_sao.inference.engine import EngineRequest, InferenceEngine
 from online_sao.inference.renderer import Renderer
 from online_sao.service.evaluation_material import CHECK_PROMPTS, PROMPTS, TEXT
 from online_sao.service.evaluations import distinct_2, perplexity
+from online_sao.storable import storable
 from online_sao.storage.repositories import evaluations, probes
 from online_sao.storage.session import Database
 from online_sao.storage.tables import EvaluationRow, ProbeRow
@@ -181,4 +182,4 @@ class Prober:
                     raise _ReplacedError
                 token_ids += delta.token_ids
                 logprobs += delta.behavior_logprobs
-        return _Sampled(prompt, prompt_ids, tuple(token_ids), tuple(logprobs), self._renderer.decode(token_ids))
+        return _Sampled(prompt, prompt_ids, tuple(token_ids), tuple(logprobs), storable(self._renderer.decode(token_ids)))

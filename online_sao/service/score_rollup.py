@@ -39,6 +39,6 @@ class ScoreRollup:
             changes = await score_rollups.change(session, None if anew or mark is None else mark.settled_at, end)
             rows = await score_rollups.rows_before(session, end)
         async with self._database.write() as session:
-            # Two serving processes never share a database; if one takes over from another amid this, the mark tells.
+            # One process at a time leads and does this; if another takes over amid it, the mark tells.
             if await score_rollups.mark(session) == mark:
                 await score_rollups.write(session, changes, Mark(end, rows), anew=anew)

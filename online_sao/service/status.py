@@ -11,9 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from online_sao.service.alarms import AlarmStatus, alarm_status
+from online_sao.service.evaluations import EvaluationStatus, evaluation_status
 from online_sao.service.learner_watch import LearnerWatch, Presence
 from online_sao.service.score_statistics import Delay, delay_of, mean_interval
-from online_sao.storage.repositories import alarms, instances, learner, outcomes, overview, policies, score_rollups, trajectories, updates
+from online_sao.storage.repositories import (
+    alarms,
+    evaluations,
+    instances,
+    learner,
+    leases,
+    outcomes,
+    overview,
+    policies,
+    score_rollups,
+    trajectories,
+    updates,
+)
 from online_sao.storage.repositories.overview import ScorePoint
 from online_sao.storage.repositories.score_rollups import HOUR, Key, Sums
 from online_sao.storage.session import Database, Session
@@ -159,32 +172,41 @@ class StatusService:
     async def snapshot(self, *, scores: int = 200, versions: int = 50, swaps: int = 20) -> StatusSnapshot:
         """The newest ``scores``, ``versions`` and ``swaps``, and everything there is one of. A fixed number of queries, whatever is asked for."""
         async with self._database.read() as session:
-            as_of = self._clock()
-            last = await updates.latest(session)
-            tail = await score_tail(session)
-            points = tuple(await overview.recent_scores(session, scores))
-            return StatusSnapshot(
-                as_of=as_of,
-                generating=await overview.generating(session),
-                pipeline=await trajectories.counts_by_state(session),
-                oldest_ready_at=(await trajectories.queue(session)).oldest_ready_at,
-                active_version=(await policies.active(session)).version,
-                learner=learner_status(await learner.get(session), as_of, self._watch),
-                last_update=update_status(last) if last else None,
-                versions=await version_statuses(session, await policies.newest(session, versions), tail),
-                alarms=tuple(alarm_status(row) for row in await alarms.open_alarms(session)),
-                swaps=tuple(_swap_status(row) for row in await policies.swaps(session, swaps)),
-                scores=points,
-                total_scores=(await score_rollups.overall(session, tail)).scores,
-                coverage=await _coverage(session, as_of, tail),
-                delay=delay_of([point.delay for point in points]),
-                processes=tuple(_process_status(row, as_of) for row in await instances.all_rows(session)),
-            )
+            return await self._snapshot(session, scores=scores, versions=versions, swaps=swaps)
 
-    async def totals(self) -> Totals:
-        async with self._database.read() as session:
+    async def measured(self, seconds: float) -> tuple[StatusSnapshot, Totals, EvaluationStatus | None]:
+        """For metrics, of one moment: the snapshot with next to nothing in its lists, the totals, and the newest evaluation. Raises StorageError,
+        with PostgreSQL within ``seconds`` and a few."""
+        async with self._database.promptly(seconds), self._database.read() as session:
+            snapshot = await self._snapshot(session, scores=0, versions=1, swaps=0)
             accepted, refused = await updates.counts(session)
-            return Totals(accepted, refused, await outcomes.scores_by_receipt(session, self._clock() - COVERAGE_HOURS * HOUR))
+            receipts = await outcomes.scores_by_receipt(session, snapshot.as_of - COVERAGE_HOURS * HOUR)
+            newest = await evaluations.newest(session, 1)
+        return snapshot, Totals(accepted, refused, receipts), evaluation_status(newest[0]) if newest else None
+
+    async def _snapshot(self, session: Session, *, scores: int, versions: int, swaps: int) -> StatusSnapshot:
+        as_of = self._clock()
+        heartbeat_clock = await leases.database_clock(session)  # what processes stamp their signs of life with
+        last = await updates.latest(session)
+        tail = await score_tail(session)
+        points = tuple(await overview.recent_scores(session, scores))
+        return StatusSnapshot(
+            as_of=as_of,
+            generating=await overview.generating(session),
+            pipeline=await trajectories.counts_by_state(session),
+            oldest_ready_at=(await trajectories.queue(session)).oldest_ready_at,
+            active_version=(await policies.active(session)).version,
+            learner=learner_status(await learner.get(session), as_of, self._watch),
+            last_update=update_status(last) if last else None,
+            versions=await version_statuses(session, await policies.newest(session, versions), tail),
+            alarms=tuple(alarm_status(row) for row in await alarms.open_alarms(session)),
+            swaps=tuple(_swap_status(row) for row in await policies.swaps(session, swaps)),
+            scores=points,
+            total_scores=(await score_rollups.overall(session, tail)).scores,
+            coverage=await _coverage(session, as_of, tail),
+            delay=delay_of([point.delay for point in points]),
+            processes=tuple(_process_status(row, heartbeat_clock) for row in await instances.all_rows(session)),
+        )
 
 
 async def score_tail(session: Session) -> dict[Key, Sums]:
@@ -225,7 +247,7 @@ def _version_status(row: PolicyVersionRow, sums: Sums) -> VersionStatus:
     )
 
 
-def _process_status(row: ServingInstanceRow, as_of: float) -> ProcessStatus:
+def _process_status(row: ServingInstanceRow, now: float) -> ProcessStatus:
     host, pid, _ = row.owner.rsplit(":", 2)
     return ProcessStatus(
         host=host,
@@ -235,7 +257,7 @@ def _process_status(row: ServingInstanceRow, as_of: float) -> ProcessStatus:
         problem=row.problem,
         spool_records=row.spool_records,
         started_at=row.started_at,
-        heartbeat_age=max(0.0, as_of - row.heartbeat_at),
+        heartbeat_age=max(0.0, now - row.heartbeat_at),
     )
 
 

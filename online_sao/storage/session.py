@@ -31,6 +31,8 @@ _READERS_TIMEOUT_MS = 500
 _ANSWER_SECONDS = 10.0
 """What a PostgreSQL server is given to take a connection, or a transaction that somebody waits for: one that is frozen, or behind a dead line,
 refuses nothing."""
+_READ_SECONDS = 60.0
+"""What it is given for a reading, however patient who asked is: one that never ended would keep its connection from the others."""
 # A burst of requests waits for a connection rather than failing: with the driver's 30 s, a thousand scores at once on a busy machine lost some.
 # An error of the driver tells its statement, but not what users wrote: errors are logged.
 _OPTIONS: dict[str, Any] = {"pool_size": 10, "max_overflow": 5, "pool_timeout": 120, "hide_parameters": True}
@@ -134,8 +136,9 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Session]:
-        """A consistent snapshot. Nothing written through it is kept. Raises StorageError where the database cannot be read."""
-        async with as_storage_errors(), self._reading() as session:
+        """A consistent snapshot. Nothing written through it is kept. Raises StorageError where the database cannot be read, or is not in time.
+        Keep slow work out of the block."""
+        async with as_storage_errors(), self.promptly(_READ_SECONDS), self._reading() as session:
             yield session
 
     @asynccontextmanager
@@ -158,7 +161,7 @@ class Database:
             yield
 
     async def ping(self) -> None:
-        """Raises what the driver raises when the database cannot be reached."""
+        """Raises StorageError where the database does not answer."""
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 

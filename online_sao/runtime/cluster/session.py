@@ -113,7 +113,8 @@ class Session:
             except Exception as error:
                 raise ConfigurationError(
                     f"No Ray cluster could be joined at {settings.ray_address} ({_first_line(error)}). Start one with `ray start --head`, give its "
-                    "address as host:port, and put its token (~/.ray/auth_token) on every machine. See docs/operations.md."
+                    "address as host:port, put its token (~/.ray/auth_token) on every machine, and make this one a node of it "
+                    "(`ray start --address=HOST:PORT --num-cpus=0`). See docs/operations/clusters.md."
                 ) from error
             return []
         # Ray would run its workers behind everything else on the machine, the learner included.

@@ -101,13 +101,8 @@ async def supersede(session: AsyncSession, feedback_id: str, *, by: str) -> None
     await session.execute(update(FeedbackRow).where(FeedbackRow.id == feedback_id).values(superseded_by=by))
 
 
-async def list_for_interaction(session: AsyncSession, interaction_id: int) -> Sequence[FeedbackRow]:
-    """Every score given to an interaction, oldest first, superseded and refused ones included, duplicates not."""
-    return (await list_for_interactions(session, [interaction_id])).get(interaction_id, [])
-
-
 async def list_for_interactions(session: AsyncSession, interaction_ids: Sequence[int]) -> dict[int, list[FeedbackRow]]:
-    """The same for a page of interactions, in one query."""
+    """Every score given to each interaction, oldest first, superseded and refused ones included, duplicates not."""
     query = (
         select(FeedbackRow)
         .where(FeedbackRow.interaction_id.in_(interaction_ids), FeedbackRow.refused_reason.is_distinct_from(DUPLICATE))

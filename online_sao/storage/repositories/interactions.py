@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Text, cast, func, null, or_, select, updat
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import InvalidRequestError, LifecycleError
+from online_sao.storable import storable
 from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
 from online_sao.types import Completion, Interaction, InteractionStatus, SamplingParams, TrajectoryState, VersionSpan
 
@@ -49,8 +50,8 @@ async def complete(
     """Write what was sampled into a row that this transaction has locked, and end its ``generating``. Raises LifecycleError if it has ended already,
     except as ``interrupted``: that was said of a process which then turned out to live, or to have kept the end elsewhere.
 
-    The row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for ``store: false``,
-    only counts and timing are written.
+The row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for ``store: false``,
+    only counts and timing are written. Token ids are kept as they are, and text as far as it is storable.
     """
     assert row in session, "a row of another transaction: nothing of this would be kept"
     if row.status not in (InteractionStatus.GENERATING, InteractionStatus.INTERRUPTED):
@@ -66,7 +67,7 @@ async def complete(
         row.token_ids = list(completion.token_ids)
         row.behavior_logprobs = list(completion.behavior_logprobs)
         row.version_spans = [[span.start, span.end, span.policy_version] for span in completion.version_spans]
-        row.text = completion.text
+        row.text = storable(completion.text)
     await session.flush()
     return row
 

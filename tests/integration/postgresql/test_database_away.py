@@ -207,6 +207,11 @@ def test_a_server_that_is_frozen_is_away_too(server: Server, postgresql: Postgre
         started = time.monotonic()
         more = [chat(server).raise_for_status().json()["id"] for _ in range(3)]
         assert time.monotonic() - started < 9, "nobody waits for it again and again"
+        started = time.monotonic()
+        gauges = call(server, "GET", "/metrics").text
+        assert time.monotonic() - started < 10, "Prometheus waits no longer"
+        assert "online_sao_database_up 0.0" in gauges
+        assert "online_sao_learner_up" not in gauges
     finally:
         for process in frozen:
             with suppress(psutil.NoSuchProcess):

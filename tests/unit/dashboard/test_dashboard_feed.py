@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.dashboard.feed import Shared
+from api.shared import Shared
 
 
 async def test_pages_that_ask_together_share_one_reading() -> None:
@@ -17,7 +17,7 @@ async def test_pages_that_ask_together_share_one_reading() -> None:
         return readings
 
     now = 0.0
-    shared = Shared(read, fresh_seconds=0.9, monotonic=lambda: now)
+    shared = Shared(read, 0.9, monotonic=lambda: now)
     assert await asyncio.gather(*(shared.get() for _ in range(10))) == [1] * 10
     now = 0.8
     assert await shared.get() == 1
@@ -34,7 +34,7 @@ async def test_a_reading_that_failed_is_tried_again() -> None:
             raise result
         return result
 
-    shared = Shared(read)
+    shared = Shared(read, 0.9)
     with pytest.raises(RuntimeError):
         await shared.get()
     assert await shared.get() == 7

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from api.admin.metrics import router
 from online_sao.cli import app
 from online_sao.config import setting_names
+from online_sao.runtime.meters import Meters
+from online_sao.service.chat_log import SpoolState
 
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
@@ -55,6 +58,17 @@ def test_grafana_reads_from_prometheus_and_finds_the_dashboards(compose: Any) ->
     assert dashboards
     text = dashboards[0].read_text()
     assert set(re.findall(r'"uid": "([^"]*)"', text)) == {source["uid"], json.loads(text)["uid"]}
+
+
+def test_only_what_each_process_counts_of_its_own_is_summed() -> None:
+    """What the database says is told by every process of it alike."""
+    meters = Meters().render(load=None, policy_version=None, reading=None, spool=SpoolState(0, 0, 0, has_room=False), leading=False)
+    own = {sample.name for family in text_string_to_metric_families(meters.decode()) for sample in family.samples}
+    dashboard = load(DOCKER / "grafana/dashboards/online-sao.json")
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    summed = {name for expression in expressions if "sum" in expression for name in re.findall(r"online_sao_\w+", expression)}
+    # A counter with labels has no sample before it has counted.
+    assert summed - {"online_sao_completions_total"} <= own, summed - own
 
 
 def test_what_is_mounted_is_there(compose: Any) -> None:
@@ -111,3 +125,13 @@ def test_what_is_copied_is_not_kept_out_of_the_build() -> None:
 def test_the_commands_are_the_command_lines_own(compose: Any, command: str) -> None:
     assert command in [service.get("command", [None])[0] for service in compose["services"].values()]
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_the_service_that_joins_a_ray_cluster_is_a_node_of_it_first() -> None:
+    api = load(DOCKER / "compose.ray.yaml")["services"]["api"]
+    assert api["entrypoint"] == ["tini", "--", "sh", "-c"]
+    (line,) = api["command"]  # the shell takes one argument as its script, and the others as something else
+    (address,) = re.findall(r"--ray-address (\S+)", line)
+    assert line.startswith(f"ray start --address={address} ")
+    assert "&& exec online-sao serve " in line
+    assert api["read_only"] is False

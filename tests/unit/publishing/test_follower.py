@@ -63,6 +63,24 @@ async def test_what_cannot_be_loaded_is_said_and_nothing_is_changed(database, tm
     assert (report.policy_version, follower.problem) == (2, None)
 
 
+async def test_wrong_weights_that_could_not_be_put_back_stay_a_problem_until_they_are_right(database, tmp_path, monkeypatch) -> None:
+    await publish(database, tmp_path, 1)
+    engine = Engine(1)
+    follower = Follower(database, engine, PublishedVersions(tmp_path, "base"))
+    await publish(database, tmp_path, 2)
+    engine.digests[2] = (9.0,)
+    (tmp_path / "v000001" / "adapter_model.safetensors").unlink()
+    with pytest.raises(PolicyStoreError):
+        await follower.poll()
+    assert engine.policy_version == 2
+    assert await follower.poll() is None
+    assert "version 2 cannot be loaded" in (follower.problem or ""), "it has the number of the ACTIVE version, and not its weights"
+    engine.digests = {}
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
+    report = await follower.poll()
+    assert (report.policy_version, follower.problem) == (2, None)
+
+
 @pytest.mark.parametrize("error", [LeaseLostError("taken"), StorageError("away")])
 async def test_an_activator_that_may_not_record_puts_back_and_fails_nothing(database, tmp_path, error) -> None:
     await publish(database, tmp_path, 1)

@@ -155,6 +155,21 @@ async def test_only_rows_of_dead_processes_are_interrupted(database, chats, chat
         assert {row.owner for row in await instances.all_rows(session)} == {me, living}
 
 
+async def test_who_begins_to_serve_while_a_spool_is_written_lives(database, chats, chat_log, monkeypatch):
+    newcomer, begun = elsewhere(), []
+
+    async def adopt() -> None:
+        await add_instance(database, newcomer, 100.0)
+        begun.extend(await chats.start())
+        async with database.write() as session:
+            (await interactions.get(session, begun[0].completion_id, 0)).served_by = newcomer
+
+    monkeypatch.setattr(chat_log, "adopt", adopt)
+    await Leftovers(database, chat_log, leases.new_owner()).end()
+    async with database.read() as session:
+        assert (await interactions.get(session, begun[0].completion_id, 0)).status == "generating"
+
+
 async def test_while_the_database_is_away_nobody_is_taken_for_dead(database, chat_log, monkeypatch):
     quiet = elsewhere()
     leftovers = Leftovers(database, chat_log, leases.new_owner())

@@ -84,6 +84,7 @@ def test_a_silent_learner_is_not_up_and_what_is_no_longer_known_is_not_shown():
     assert b"online_sao_learner_paused 1.0" in text
     assert b"online_sao_policy_entropy 1.0" in text
     assert b"online_sao_value_loss" not in text
+    assert b"online_sao_serve_policy_version NaN" in text
     text = meters.render(load=None, policy_version=None, reading=None, spool=SPOOL, leading=False)
     assert b"online_sao_database_up 0.0" in text
     assert b"online_sao_policy_entropy" not in text

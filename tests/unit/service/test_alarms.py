@@ -8,7 +8,7 @@ import pytest
 from versions import add_version
 
 from online_sao.config import AlarmSettings, Settings, StorageSettings
-from online_sao.errors import ConflictError
+from online_sao.errors import ConflictError, OnlineSAOError, StorageError
 from online_sao.service import alarm_measurements
 from online_sao.service.alarms import AlarmService
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
@@ -24,7 +24,7 @@ class Stand:
     def __init__(self, database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.database, self.wall, self.ticks, self.free = database, 1000.0, 0.0, 1e12
         self.rollbacks: list[tuple[int, bool, str | None]] = []
-        self.refusal: ConflictError | None = None
+        self.refusal: OnlineSAOError | None = None
         monkeypatch.setattr(alarm_measurements.psutil, "disk_usage", lambda path: SimpleNamespace(free=self.free))
         self.process = LearnerProcess(0.0, running=True, gave_up=False)
         watch = LearnerWatch(lambda: self.process, settings.alarms.learner_silent_seconds, lambda: self.wall, lambda: self.ticks)
@@ -52,7 +52,7 @@ async def test_a_healthy_service_has_none(make_stand):
     stand = make_stand()
     await stand.service.check()
     assert await stand.service.list() == ()
-    assert not any(stand.service.raised.values())
+    assert not any(stand.service.raised(()).values())
 
 
 async def test_it_is_raised_once_and_cleared_when_gone(make_stand, caplog):
@@ -65,7 +65,10 @@ async def test_it_is_raised_once_and_cleared_when_gone(make_stand, caplog):
     (alarm,) = await stand.service.list()
     assert (alarm.kind, alarm.severity, alarm.raised_at, alarm.cleared_at) == ("disk_nearly_full", "critical", 1000.0, None)
     assert "100 MB" in alarm.message
-    assert stand.service.raised["disk_nearly_full"]
+    assert stand.service.raised(())["disk_nearly_full"], "also where it could not be written down"
+    stand.service.forget()
+    assert not stand.service.raised(())["disk_nearly_full"], "another process leads now"
+    assert stand.service.raised((alarm,))["disk_nearly_full"], "its row is open"
     assert caplog.text.count("alarm disk_nearly_full") == 1
     assert (await StatusService(stand.database).snapshot()).alarms == (alarm,)
 
@@ -239,6 +242,23 @@ async def test_a_fall_of_scores_rolls_back_by_itself_if_it_may(make_stand, datab
         assert "score_drop" in (reason or "")
     await stand.service.check()
     assert len(stand.rollbacks) == (0 if refused else 1), "once for one alarm"
+
+
+async def test_a_rollback_that_the_database_kept_from_being_made_is_made_later(make_stand, database, chats, settings):
+    stand = make_stand(auto_rollback=True, score_drop_min_scores=8)
+    await add_version(database, 1)
+    await scored(database, chats, settings, 0, [1.0, 0.8] * 4)
+    await scored(database, chats, settings, 1, [0.0, 0.2] * 4)
+    stand.refusal = StorageError("The database does not answer.")
+    with pytest.raises(StorageError):
+        await stand.service.check()
+    (alarm,) = await stand.service.list()
+    assert (alarm.kind, alarm.action, stand.rollbacks) == ("score_drop", None, [])
+    stand.refusal = None
+    for _ in range(2):
+        await stand.service.check()
+    (alarm,) = await stand.service.list()
+    assert (alarm.action, [version for version, _, _ in stand.rollbacks]) == ("rolled back to version 0", [0])
 
 
 async def test_without_leave_it_only_says_so(make_stand, database, chats, settings):

@@ -162,7 +162,7 @@ async def test_a_choice_is_complete_on_disk_before_it_is_told(database: Database
     assert before.completed_at is not None
     assert before.created_at <= before.first_token_at <= before.completed_at
     assert (trajectory.state, trajectory.oldest_policy_version) == (TrajectoryState.PENDING, 3)
-    assert chat.active_choices == 0
+    assert chat._active == 0
 
 
 async def test_tokens_beyond_the_one_that_completes_a_stop_string_are_dropped(database: Database) -> None:
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_keeps_what_was_sampled(database: Database) -
         await anext(events)
     run.abandon()
     run.abandon()
-    await until(lambda: chat.active_choices == 0)
+    await until(lambda: chat._active == 0)
     interaction, trajectory = await rows(database, run)
     assert interaction.status == "abandoned"
     assert interaction.token_ids is not None
@@ -211,7 +211,7 @@ async def test_an_engine_that_fails_midway(database: Database) -> None:
     run = await chat.start(ask(n=2))
     with pytest.raises(EngineError, match="out of memory"):
         await texts(run)
-    await until(lambda: chat.active_choices == 0)
+    await until(lambda: chat._active == 0)
     interaction, trajectory = await rows(database, run)
     assert (interaction.status, interaction.finish_reason, interaction.text) == ("failed", "error", "ab")
     assert (trajectory.state, trajectory.reason) == (TrajectoryState.NOT_TRAINABLE, "engine_error")
@@ -273,9 +273,9 @@ async def test_admission_counts_choices_and_frees_them(database: Database) -> No
     assert int(refused.value.headers["Retry-After"]) >= 1
     first.abandon()
     second.abandon()
-    await until(lambda: chat.active_choices == 0)
+    await until(lambda: chat._active == 0)
     (await chat.start(ask(n=3))).abandon()
-    await until(lambda: chat.active_choices == 0)
+    await until(lambda: chat._active == 0)
 
 
 async def test_requests_that_cannot_be_served_take_no_place(database: Database) -> None:
@@ -289,12 +289,12 @@ async def test_requests_that_cannot_be_served_take_no_place(database: Database) 
     ):
         with pytest.raises(error):
             await chat.start(command)
-    assert chat.active_choices == 0
+    assert chat._active == 0
     run = await chat.start(ask("x" * 60, model="tiny@v3"))
     assert engine.requests == []
     assert run.request.sampling.max_tokens == 4
     run.abandon()
-    await until(lambda: chat.active_choices == 0)
+    await until(lambda: chat._active == 0)
 
 
 async def test_closing_gives_grace_and_then_abandons(database: Database) -> None:

@@ -195,7 +195,7 @@ async def test_an_equal_score_with_a_new_comment_keeps_the_comment(service, data
     assert second.status == ReceiptStatus.QUEUED
     assert (await service.get(first.id)).status == ReceiptStatus.SUPERSEDED
     async with database.read() as session:
-        assert [row.comment for row in await feedback.list_for_interaction(session, interaction.id)] == [None, "because"]
+        assert [row.comment for row in (await feedback.list_for_interactions(session, [interaction.id]))[interaction.id]] == [None, "because"]
 
 
 async def test_another_score_replaces_the_first_until_it_is_claimed(service, database, chats) -> None:
@@ -290,7 +290,7 @@ async def test_store_false_keeps_no_comment_and_says_why_it_cannot_train(service
     assert created
     assert (receipt.status, receipt.reason) == (ReceiptStatus.NOT_TRAINABLE, "store_false")
     async with database.read() as session:
-        assert [score.comment for score in await feedback.list_for_interaction(session, row.id)] == [None]
+        assert [score.comment for score in (await feedback.list_for_interactions(session, [row.id]))[row.id]] == [None]
 
 
 async def test_not_trainable_completions_say_why(service, chats) -> None:
@@ -333,7 +333,7 @@ async def test_a_late_retry_does_not_bring_an_old_score_back(service, database, 
     with pytest.raises(IdempotencyConflictError):
         await service.submit(FeedbackSubmission(interaction.completion_id, 0.5, idempotency_key="k2"))
     async with database.read() as session:
-        assert [row.value for row in await feedback.list_for_interaction(session, interaction.id)] == [1.0, 0.0]
+        assert [row.value for row in (await feedback.list_for_interactions(session, [interaction.id]))[interaction.id]] == [1.0, 0.0]
 
 
 async def test_concurrent_submissions_of_one_key_create_one_score(service, database, chats, settings) -> None:

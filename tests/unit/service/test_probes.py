@@ -122,6 +122,14 @@ async def test_the_version_that_serves_is_probed_and_evaluated(database, engine,
     assert {(request.temperature, request.seed) for request in engine.requests} == {(1.0, probes.SEED)}
 
 
+async def test_a_sampled_nul_keeps_neither_probe_nor_evaluation_from_being_written(database, engine, run, monkeypatch):
+    monkeypatch.setattr(Renderer, "decode", lambda self, token_ids: "left\0right")
+    run()
+    (evaluation,) = await until(lambda: evaluated(database))
+    assert evaluation.samples[0].text == "left\ufffdright"
+    assert (await probed(database, 0))[0].text == "left\ufffdright"
+
+
 async def test_the_newest_is_evaluated_and_those_between_are_skipped(database, engine, run):
     prober = run(min_interval_seconds=0.3)
     await until(lambda: evaluated(database))

@@ -3,15 +3,15 @@
 import pytest
 from sqlalchemy import event, select
 
-from online_sao.errors import CompletionNotFoundError, InvalidRequestError, LeaseLostError
+from online_sao.errors import CompletionNotFoundError, InvalidRequestError, LeaseLostError, StorageError
 from online_sao.publishing import lifecycle
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
 from online_sao.service.status import StatusService
-from online_sao.storage.repositories import interactions, learner, policies, trajectories, updates
+from online_sao.storage.repositories import instances, interactions, learner, leases, policies, trajectories, updates
 from online_sao.storage.session import sqlite_path
-from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, SwapRow, UpdateRow
+from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, ServingInstanceRow, SwapRow, UpdateRow
 from online_sao.types import ReceiptStatus, TrajectoryState, VersionState
 
 
@@ -216,3 +216,33 @@ async def test_what_is_erased_while_it_is_generated_is_never_written(database, c
     assert (done.text, done.token_ids, done.completion_tokens) == (None, None, 2)
     receipt, _ = await service.submit(FeedbackSubmission(row.completion_id, 1.0, comment="again"))
     assert (receipt.status, receipt.reason) == (ReceiptStatus.NOT_TRAINABLE, "erased")
+
+
+async def add_process(database, name: str, *, spool_records: int = 0, silent: float = 0.0) -> None:
+    """A serving process whose last sign of life was ``silent`` seconds ago."""
+    async with database.write() as session:
+        heartbeat = await leases.database_clock(session) - silent
+        sign = ServingInstanceRow(owner=f"{name}:1:x", leading=False, spool_records=spool_records, started_at=0.0, heartbeat_at=heartbeat)
+        await instances.beat(session, sign)
+
+
+async def test_the_age_of_a_sign_of_life_is_by_the_clock_that_stamped_it(database) -> None:
+    await add_process(database, "there", silent=60.0)
+    (process,) = (await StatusService(database, clock=lambda: 50.0).snapshot()).processes
+    assert process.heartbeat_age == pytest.approx(60.0, abs=10.0)
+
+
+@pytest.mark.parametrize("other", [{"spool_records": 2}, {"silent": 60.0}], ids=["has-a-spool", "says-nothing"])
+async def test_nothing_is_erased_while_another_server_may_hold_more(database, chats, other) -> None:
+    row = await chats.completed(user="ada")
+    await add_process(database, "here")
+    await add_process(database, "there", **other)
+    erasure = ErasureService(database)
+    for asked in (erasure.erase_completion(row.completion_id), erasure.erase_completion("chatcmpl-spooled"), erasure.erase_user("ada")):
+        with pytest.raises(StorageError, match="another server's spool") as refused:
+            await asked
+        assert refused.value.headers["Retry-After"] == "2"
+    async with database.read() as session:
+        assert (await interactions.get(session, row.completion_id, 0)).stored
+    await add_process(database, "there")
+    assert await erasure.erase_user("ada") == 1

@@ -60,6 +60,17 @@ async def test_a_completed_interaction_comes_back_exactly(database, chats) -> No
             )
 
 
+async def test_a_sampled_nul_loses_no_answer(database, chats) -> None:
+    """Vocabularies have tokens for it, and PostgreSQL refuses it in text."""
+    (row,) = await chats.start()
+    completion = Completion((190, 7), (-9.0, -0.5), (VersionSpan(0, 2, 0),), "\0hi", "stop")
+    async with database.write() as session:
+        await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=9.0, first_token_at=8.0)
+    async with database.read() as session:
+        kept = await interactions.get(session, row.completion_id, 0)
+    assert (kept.status, kept.token_ids, kept.text) == ("completed", [190, 7], "\ufffdhi")
+
+
 async def test_store_false_keeps_counts_only(database, chats) -> None:
     (row,) = await chats.start(stored=False, user="ada")
     trajectory = await chats.finish(row)

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from online_sao.errors import StorageError
+from online_sao.storage import session as module
 from online_sao.storage.repositories import learner
 from online_sao.storage.session import Database
 from online_sao.storage.tables import FeedbackRow, TrajectoryRow
@@ -38,6 +39,17 @@ async def test_sqlite_is_durable_and_checks_references(database) -> None:
     with pytest.raises(IntegrityError):
         async with database.write() as session:
             session.add(TrajectoryRow(interaction_id=999, state="pending", oldest_policy_version=0, created_at=1, deadline_at=1, updated_at=1))
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_reading_that_is_not_answered_ends(database, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_READ_SECONDS", 0.3)
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="no answer in time"):
+        async with database.read() as session:
+            await session.execute(text("SELECT pg_sleep(60)"))
+    assert time.monotonic() - started < 10
+    assert database._engine.pool.checkedout() == 0
 
 
 async def test_a_write_is_kept_and_a_failed_one_undone(database) -> None:
