@@ -50,7 +50,7 @@ async def complete(
     """Write what was sampled into a row that this transaction has locked, and end its ``generating``. Raises LifecycleError if it has ended already,
     except as ``interrupted``: that was said of a process which then turned out to live, or to have kept the end elsewhere.
 
-The row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for ``store: false``,
+    The row's ``stored`` may be False although the request asked to store: the interaction was erased meanwhile. Then, and for ``store: false``,
     only counts and timing are written. Token ids are kept as they are, and text as far as it is storable.
     """
     assert row in session, "a row of another transaction: nothing of this would be kept"

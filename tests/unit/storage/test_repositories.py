@@ -65,7 +65,14 @@ async def test_a_sampled_nul_loses_no_answer(database, chats) -> None:
     (row,) = await chats.start()
     completion = Completion((190, 7), (-9.0, -0.5), (VersionSpan(0, 2, 0),), "\0hi", "stop")
     async with database.write() as session:
-        await interactions.complete(session, row.id, completion, status=InteractionStatus.COMPLETED, now=9.0, first_token_at=8.0)
+        await interactions.complete(
+            session,
+            await interactions.get(session, row.completion_id, 0),
+            completion,
+            status=InteractionStatus.COMPLETED,
+            now=9.0,
+            first_token_at=8.0,
+        )
     async with database.read() as session:
         kept = await interactions.get(session, row.completion_id, 0)
     assert (kept.status, kept.token_ids, kept.text) == ("completed", [190, 7], "\ufffdhi")
