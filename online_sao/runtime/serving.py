@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from online_sao.background import Background
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, NotReadyError, OnlineSAOError, StorageError
 from online_sao.inference.engine import InferenceEngine
@@ -23,7 +24,6 @@ from online_sao.models import catalog
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
-from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.cluster.placement import RayLearner
 from online_sao.runtime.cluster.replicas import build_pool

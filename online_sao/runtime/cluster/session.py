@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import psutil
 
+from online_sao.background import Background
 from online_sao.config import ClusterSettings
 from online_sao.errors import ConfigurationError, EngineError
-from online_sao.runtime.background import Background
 
 T = TypeVar("T")
 
