@@ -64,6 +64,11 @@ class PolicySettings(_Group):
     lora_alpha: int = Field(32, gt=0)
     """LoRA alpha; the adapter is scaled by alpha / rank."""
 
+    def model_from_anywhere(self) -> str:
+        """``model`` for a process in another working directory."""
+        folder = Path(self.model).expanduser()
+        return str(folder.absolute()) if self.model != "bundled" and folder.is_dir() else self.model
+
 
 class EngineSettings(_Group):
     kind: Literal["transformers", "vllm"] = "transformers"
@@ -365,7 +370,7 @@ class Settings(BaseSettings):
         return self.storage.data_dir.absolute() / "tensorboard"
 
     def to_environment(self) -> dict[str, str]:
-        """These settings as environment variables, so that a child process reads exactly the same ones."""
+        """These settings as environment variables, so that a child process reads exactly the same ones, whatever its working directory."""
         environment: dict[str, str] = {}
         for group_name in type(self).model_fields:
             group: BaseModel = getattr(self, group_name)
@@ -377,8 +382,12 @@ class Settings(BaseSettings):
                     text = value.get_secret_value()
                 elif isinstance(value, (tuple, dict)):
                     text = json.dumps(value)
+                elif name == "data_dir":
+                    text = str(value.absolute())
+                elif group is self.policy and name == "model":
+                    text = self.policy.model_from_anywhere()
                 else:
-                    text = str(value.absolute() if name == "data_dir" else value)
+                    text = str(value)
                 environment[f"ONLINE_SAO_{group_name}__{name}".upper()] = text
         return environment
 

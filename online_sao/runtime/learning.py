@@ -103,6 +103,7 @@ async def live(settings: Settings, stopping: asyncio.Event) -> int:
         await status.end()
         return 0
     finally:
+        compute.end()
         await database.dispose()
 
 
