@@ -24,16 +24,16 @@ _WATCHING = ("/healthz", "/readyz", "/metrics")
 """Asked every few seconds by machines: only what is neither "yes" nor "not yet" is worth a line."""
 
 
-def configure(log_format: LogFormat, console: Console) -> None:
-    """Our own lines from INFO up, other packages' from WARNING up: as text on ``console``, or one JSON object a line on stderr, with ``timestamp``
-    (ISO 8601, UTC), ``level``, ``logger``, ``message``, and where there are any ``request_id`` and ``exception``."""
+def configure(log_format: LogFormat, console: Console | None = None) -> None:
+    """Our own lines from INFO up, other packages' from WARNING up: as text on ``console`` (None: stderr), or one JSON object a line on stderr, with
+    ``timestamp`` (ISO 8601, UTC), ``level``, ``logger``, ``message``, and where there are any ``request_id`` and ``exception``."""
     if log_format == "json":
         handler = _json_handler()
         os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars between the lines, from converting a model for one
         logging.getLogger(ACCESS).setLevel(logging.INFO)
         logging.captureWarnings(True)
     else:
-        handler = _text_handler(console)
+        handler = _text_handler(console or Console(stderr=True, highlight=False))
     handler.addFilter(_of_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("online_sao", "api"):

@@ -22,13 +22,18 @@ class PolicySettings(Group):
     lora_alpha: int = Field(32, gt=0)
     """LoRA alpha; the adapter is scaled by alpha / rank."""
 
+    def model_from_anywhere(self) -> str:
+        """``model`` for a process in another working directory."""
+        folder = Path(self.model).expanduser()
+        return str(folder.absolute()) if self.model != "bundled" and folder.is_dir() else self.model
+
 
 class EngineSettings(Group):
     kind: Literal["transformers", "vllm"] = "transformers"
     """Which inference engine serves: the embedded one, or vLLM (installed apart: docs/operations.md)."""
     publish: Literal["auto", "weights", "adapter"] = "auto"
     """How a new version gets into the engine. ``weights``: merged into the model at a token boundary, and running completions go on with it;
-    ``adapter`` (vLLM only): beside the others, so that nothing pauses, running completions end on the version they began with, and clients may ask
+    ``adapter`` (vLLM only): beside the others, so that no answer pauses, running completions end on the version they began with, and clients may ask
     for ``name@vN``. ``auto``: ``adapter`` for vLLM on CUDA, else ``weights``, which decodes faster on a CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights being served. ``auto``: float32 on a CPU; with vLLM on CUDA the model's own."""

@@ -81,7 +81,7 @@ class Settings(BaseSettings):
         return self.storage.data_dir.absolute() / "tensorboard"
 
     def to_environment(self) -> dict[str, str]:
-        """These settings as environment variables, so that a child process reads exactly the same ones."""
+        """These settings as environment variables, so that a child process reads exactly the same ones, whatever its working directory."""
         environment: dict[str, str] = {}
         for group_name in type(self).model_fields:
             group: BaseModel = getattr(self, group_name)
@@ -93,8 +93,12 @@ class Settings(BaseSettings):
                     text = value.get_secret_value()
                 elif isinstance(value, (tuple, dict)):
                     text = json.dumps(value)
+                elif name == "data_dir":
+                    text = str(value.absolute())
+                elif group is self.policy and name == "model":
+                    text = self.policy.model_from_anywhere()
                 else:
-                    text = str(value.absolute() if name == "data_dir" else value)
+                    text = str(value)
                 environment[f"ONLINE_SAO_{group_name}__{name}".upper()] = text
         return environment
 

@@ -11,12 +11,12 @@ import logging
 import time
 from pathlib import Path
 
+from online_sao.background import Background
 from online_sao.errors import ConfigurationError, PolicyStoreError
 from online_sao.learner.checkpoints import Checkpoint, Checkpoints
 from online_sao.learner.learner import Learner
 from online_sao.publishing import lifecycle, policy_store, publisher
 from online_sao.publishing.publisher import CommittedUpdate
-from online_sao.runtime.background import Background
 from online_sao.runtime.batches import Head
 from online_sao.storage.repositories import learner as learner_row
 from online_sao.storage.repositories import trajectories, updates

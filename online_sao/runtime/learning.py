@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 import psutil
 
+from online_sao.background import Background
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, LeaseLostError, RanksLostError
 from online_sao.learner.learner import Learner
-from online_sao.runtime.background import Background
 from online_sao.runtime.learner_setup import open_learner
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.learning_cycle import LearningCycle
@@ -103,6 +103,7 @@ async def live(settings: Settings, stopping: asyncio.Event) -> int:
         await status.end()
         return 0
     finally:
+        compute.end()
         await database.dispose()
 
 

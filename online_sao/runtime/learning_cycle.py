@@ -28,6 +28,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from online_sao.background import Background
 from online_sao.config import Settings
 from online_sao.errors import LeaseLostError, RanksLostError
 from online_sao.experience.batching import pack
@@ -38,7 +39,6 @@ from online_sao.learner.state import LearnerState
 from online_sao.publishing import gates, lifecycle, publisher
 from online_sao.publishing.lifecycle import TrainedTrajectory
 from online_sao.publishing.publisher import CommittedUpdate, RefusedUpdate
-from online_sao.runtime.background import Background
 from online_sao.runtime.batches import ClaimedBatch, ClaimRules, Head, claim_batch
 from online_sao.runtime.learner_recovery import LearnerRecovery
 from online_sao.runtime.learner_status import LearnerStatus

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from online_sao.background import Background
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError
 from online_sao.learner.checkpoints import Checkpoints
 from online_sao.learner.value_training import PretrainingReport
-from online_sao.runtime.background import Background
 from online_sao.runtime.learner_recovery import LearnerRecovery
 from online_sao.runtime.learner_setup import open_learner
 from online_sao.runtime.value_pretraining import ValuePretraining

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
 
+from online_sao import logs
 from online_sao.config import Settings
 from online_sao.errors import RanksLostError
 from online_sao.learner.ranks import ProcessGroup, Ranks
@@ -95,8 +96,8 @@ def _follow_here(index: int, parent: int, environment: dict[str, str], store_fil
     if os.getppid() != parent:
         os._exit(1)
     os.environ.update(environment)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     settings = Settings()
+    logs.configure(settings.server.log_format)
     set_threads(settings)
     if settings.learning.device == "cuda":
         torch.cuda.set_device((index + 1) % torch.cuda.device_count())
@@ -107,5 +108,9 @@ def _follow_here(index: int, parent: int, environment: dict[str, str], store_fil
         follow(settings)
     except RanksLostError as error:
         logger.warning("rank %d ends: %s", index + 1, error.message)
+        os._exit(1)
+    except Exception:
+        # Rank 0 sees only that it is gone.
+        logger.exception("rank %d failed", index + 1)
         os._exit(1)
     os._exit(0)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from online_sao.background import Background
 from online_sao.errors import PolicyStoreError
 from online_sao.learner.learner import Learner
 from online_sao.publishing.policy_store import verify
-from online_sao.runtime.background import Background
 from online_sao.storage.repositories import learner as learner_row
 from online_sao.storage.repositories import policies, probes
 from online_sao.storage.session import Database

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from online_sao.background import Background
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, NotReadyError, OnlineSAOError, StorageError
 from online_sao.inference.engine import InferenceEngine
@@ -23,11 +24,11 @@ from online_sao.models import catalog
 from online_sao.publishing.activator import Activator
 from online_sao.publishing.follower import Follower
 from online_sao.publishing.published import PublishedVersions
-from online_sao.runtime.background import Background
 from online_sao.runtime.clock import CautiousClock
 from online_sao.runtime.cluster.placement import RayLearner
 from online_sao.runtime.cluster.replicas import build_pool
 from online_sao.runtime.cluster.session import Session
+from online_sao.runtime.engine_start import EngineStart
 from online_sao.runtime.leadership import Condition, Leadership
 from online_sao.runtime.leading import LeaderWork, Leftovers
 from online_sao.runtime.meters import Meters
@@ -91,9 +92,10 @@ class Serving:
         """None where the engine serves one version alone."""
         self._chat: ChatService | None = None
         self._renderer: Renderer | None = None
-        self._problem: str | None = "the model is being loaded"
-        self._able = True
-        """Whether this process may lead: one whose engine cannot start must not keep others from it."""
+        self._loading: str | None = "the model is being loaded"
+        """What is said until the engine has served, and for good where it could not be built."""
+        self._engine_start: EngineStart | None = None
+        self._built = True
         self._leftovers = Leftovers(self.database, self._log, self._owner)
         # A connection of its own: behind a burst of requests that wait for the pool's, the lease would run out.
         self._lease_database = Database(settings.database_url) if self.database.dialect == "postgresql" else self.database
@@ -104,6 +106,16 @@ class Serving:
         self._prober: Prober | None = None
         self._scheduler = Scheduler()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _problem(self) -> str | None:
+        """Why no chat is answered."""
+        return (self._engine_start.problem if self._engine_start is not None else None) or self._loading
+
+    @property
+    def _able(self) -> bool:
+        """Whether this process may lead: one whose engine cannot start must not keep others from it."""
+        return self._built and (self._engine_start is None or self._engine_start.able)
 
     @property
     def chat(self) -> ChatService:
@@ -203,13 +215,13 @@ class Serving:
         try:
             await self._load_engine()
         except Exception as error:
-            self._problem = error.message if isinstance(error, OnlineSAOError) else f"the engine did not start ({type(error).__name__}: {error})"
-            self._able = False
-            logger.exception("the engine did not start")
+            self._loading = error.message if isinstance(error, OnlineSAOError) else f"the engine could not be built ({type(error).__name__}: {error})"
+            self._built = False
+            logger.exception("the engine could not be built")
             return
         # The libraries' million objects never die: left to the collector, each full collection walks them for most of a second, the GIL held.
         gc.freeze()
-        self._problem, self._ready_at = None, time.monotonic()
+        self._loading, self._ready_at = None, time.monotonic()
         logger.info("ready to serve after %.1f s", time.monotonic() - started)
 
     async def _load_engine(self) -> None:
@@ -226,13 +238,10 @@ class Serving:
         follower = self._follower = Follower(self.database, engine, published)
         self._engine = engine
         self._renderer = renderer
-        while True:
-            try:
-                await self._start_engine(engine, activator, follower)
-                break
-            except StorageError as error:  # before the engine was touched: which version it is to start on could not be read
-                self._problem = error.message
-                await asyncio.sleep(1.0)
+        engine_start = self._engine_start = EngineStart(
+            engine, lambda: (activator if self._leadership.leading else follower).start_version(), activator.confirm_started
+        )
+        await engine_start.run()
         self.pinned = PinnedVersions(self.database, published) if engine.serves_pinned else None
         self._chat = ChatService(self.settings, engine, renderer, self._log, self.pinned, self.meters.completed)
         prober = self._prober = Prober(self.database, engine, renderer, self.settings.evaluation, lambda: self._leadership.leading)
@@ -252,13 +261,8 @@ class Serving:
                 prober.version_changed()
 
         async def revive() -> None:
-            if not engine.healthy and not engine.recovering:
-                self._problem = "the engine has failed and is being started again"
-                await engine.stop()
-                await self._start_engine(engine, activator, follower)
-                self._problem = None
+            if await engine_start.revive():
                 prober.version_changed()
-                logger.warning("the engine serves again")
 
         self._scheduler.add(Job("policy activation", 0.5, keep_version))
         self._scheduler.add(Job("engine health", 1.0, revive))
@@ -270,12 +274,6 @@ class Serving:
         if self.settings.learning.as_child:
             return self._work.process() if self._work is not None else None
         return LearnerProcess(self._ready_at, running=True, gave_up=False, separate=True) if self.settings.learning.enabled else None
-
-    async def _start_engine(self, engine: InferenceEngine, activator: Activator, follower: Follower) -> None:
-        """On the active version, and sure of it. Raises PolicyStoreError, ConfigurationError or EngineError."""
-        start = await (activator if self._leadership.leading else follower).start_version()
-        await engine.start(start.policy_version, start.adapter_dir)
-        await activator.confirm_started(start)
 
     async def _lead(self) -> None:
         keeper = self._learner_keeper() if self._learner_keeper is not None else None

@@ -16,12 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from online_sao.runtime.backoff import Backoff
 from online_sao.service.learner_watch import LearnerProcess
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY_SECONDS = 1.0
-LONGEST_DELAY_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
 """A child that lived this long is restarted with the first delay again."""
 TERMINATE_SECONDS = 2.5
@@ -55,7 +54,7 @@ class Supervisor:
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at: float | None = None
-        self._delay = FIRST_DELAY_SECONDS
+        self._backoff = Backoff()
         self._next_start = 0.0
         self._stopping = False
         self.restarts = 0
@@ -89,10 +88,10 @@ class Supervisor:
                 return
             self.restarts += 1
             if self._started_at is not None and now - self._started_at >= HEALTHY_SECONDS:
-                self._delay = FIRST_DELAY_SECONDS
-            logger.warning("the learner ended (%s); starting it again in %.1f s", _how(code), self._delay)
-            self._next_start = now + self._delay
-            self._delay = min(LONGEST_DELAY_SECONDS, self._delay * 2)
+                self._backoff.reset()
+            delay = self._backoff.next()
+            logger.warning("the learner ended (%s); starting it again in %.1f s", _how(code), delay)
+            self._next_start = now + delay
         if now >= self._next_start:
             self._started_at = now
             # A group of its own: Ctrl-C in the terminal reaches the server, which then ends the learner in its own time.
@@ -104,7 +103,8 @@ class Supervisor:
     def retry(self) -> None:
         """Something has changed: a child that was given up is started again at the next poll."""
         if self.gave_up:
-            self.gave_up, self._delay, self._next_start = False, FIRST_DELAY_SECONDS, 0.0
+            self.gave_up, self._next_start = False, 0.0
+            self._backoff.reset()
 
     def terminate(self) -> None:
         """Ask the child to end, and start it no more. Returns at once."""

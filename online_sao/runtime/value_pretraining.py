@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from online_sao.background import Background
 from online_sao.config import LearningSettings
 from online_sao.learner.learner import Learner
 from online_sao.learner.value_training import PretrainingReport
-from online_sao.runtime.background import Background
 from online_sao.runtime.batches import buildable
 from online_sao.storage.repositories import trajectories
 from online_sao.storage.session import Database

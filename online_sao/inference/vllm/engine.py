@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from online_sao.background import Background
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError, ContextLengthError, EngineError, PolicyStoreError
 from online_sao.inference.engine import FP32_LOGPROB_TOLERANCE, EngineLoad, EngineRequest, SingleEngine, SwapReport, TokenDelta
@@ -27,7 +28,7 @@ from online_sao.inference.requests import MAX_TOP_LOGPROBS, RequestLimits, seed_
 from online_sao.inference.slots import Slots
 from online_sao.inference.vllm import launch
 from online_sao.inference.vllm.architecture import adapted_without_numbers
-from online_sao.inference.vllm.core import Core, Entry
+from online_sao.inference.vllm.core import STOP_SECONDS, Core, Entry
 from online_sao.inference.vllm.outputs import NoDistributionError, OneVersion, Spans, to_deltas
 from online_sao.inference.vllm.publishing import AdapterPublishing, MergedPublishing, Publishing
 from online_sao.models.adapter import check_fits, read_adapter
@@ -95,7 +96,7 @@ class VLLMEngine(SingleEngine):
                 raise EngineError("The engine is already started.")
             await self._check_adapter(adapter_dir)
             try:
-                core = Core(await asyncio.to_thread(launch.start, self._settings, self._model_path, self._lora_rank))
+                core = Core(await self._launch())
             except ConfigurationError:
                 raise
             except ImportError as error:
@@ -164,6 +165,23 @@ class VLLMEngine(SingleEngine):
             raise EngineError("The text was not scored: the version was replaced meanwhile.")
         return [output.prompt_logprobs[place][token].logprob for place, token in enumerate(token_ids) if place]
 
+    async def _launch(self) -> launch.Started:
+        """In a thread that keeps no process from ending. A core whose caller was cancelled is ended as soon as it is up."""
+        thread, found = Background("vllm start"), list[launch.Started]()
+
+        def end() -> None:
+            for started in found:
+                launch.stop(started, STOP_SECONDS)
+
+        try:
+            await thread.run(lambda: found.append(launch.start(self._settings, self._model_path, self._lora_rank)))
+        except asyncio.CancelledError:
+            thread.then(end)
+            raise
+        finally:
+            thread.end()
+        return found[0]
+
     async def _check_adapter(self, adapter_dir: Path | None) -> None:
         """Everything that can be wrong with an adapter is found before anyone has to wait for it."""
         if adapter_dir is None:
@@ -196,9 +214,12 @@ class VLLMEngine(SingleEngine):
             await self._check_adapter(adapter_dir)
             in_flight = self._slots.running
             swapped = await publishing.swap(policy_version, adapter_dir, recompute=self._settings.kv_policy == "recompute")
+            reading = time.perf_counter()
             digest = await publishing.digest()
-            total = time.perf_counter() - started
-            return SwapReport(policy_version, swapped.pause_seconds, total, in_flight, swapped.recomputed_tokens, digest)
+            ended = time.perf_counter()
+            # The worker decodes for nobody while it reads its weights.
+            paused = swapped.pause_seconds + ended - reading
+            return SwapReport(policy_version, paused, ended - started, in_flight, swapped.recomputed_tokens, digest)
 
     def _require(self) -> tuple[Core, Publishing]:
         if self._core is None or self._publishing is None:

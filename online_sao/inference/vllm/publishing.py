@@ -61,8 +61,8 @@ class Publishing(Protocol):
 
 
 class MergedPublishing:
-    """One set of weights, replaced while the core is parked at a token boundary. Prefix caching is kept apart by a salt that every swap renews: keys
-    and values of other weights are never found again."""
+    """One set of weights, replaced while the core is parked at a token boundary. The prefix cache is kept apart by a salt that every swap renews: a
+    request that enters later never finds keys and values of other weights."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -117,12 +117,14 @@ class MergedPublishing:
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
-    """``lora`` None: the base model, which takes no slot. ``users``: requests inside. ``used``: larger than that of whatever was used before."""
+    """``lora`` None: the base model, which takes no slot. ``users``: requests inside. ``used``: larger than that of whatever was used before.
+    ``verified``: its digest was read, and is that of the published version."""
 
     version: int
     lora: Any | None
     users: int = 0
     used: int = 0
+    verified: bool = False
 
 
 class AdapterPublishing:
@@ -139,6 +141,8 @@ class AdapterPublishing:
         self._loaded: dict[tuple[int, Path], _Loaded] = {}
         self._loading = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._swap_waits = False
+        """For a slot: the next that is free is not a pinned version's."""
         self._released = False
 
     @property
@@ -159,10 +163,22 @@ class AdapterPublishing:
                 if self._core.problem is None:
                     await self._core.resume()
         paused = time.perf_counter() - began
-        async with self._loading:
-            loaded, seconds = await self._get(version, adapter_dir, wait=True)
-            self._current = loaded
-        return Swapped(paused + seconds, 0)
+        if adapter_dir is None:
+            self._current = _Loaded(version, None)
+            return Swapped(paused, 0)
+        try:
+            while True:
+                async with self._loading:
+                    if (version, adapter_dir) in self._loaded or await self._has_room():
+                        self._current, seconds = await self._get(version, adapter_dir)
+                        return Swapped(paused + seconds, 0)
+                    if self._released:
+                        raise EngineError("The engine was stopped.")
+                    self._swap_waits = True
+                    self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self._swap_waits = False
 
     async def digest(self) -> ServedDigest:
         return await self._core.digest(self._current.lora)
@@ -173,8 +189,7 @@ class AdapterPublishing:
         try:
             yield Entry(lora=loaded.lora, spans=OneVersion(loaded.version))
         finally:
-            loaded.users -= 1
-            self._freed.set()
+            self._leave(loaded)
 
     def release(self) -> None:
         self._released = True
@@ -185,23 +200,52 @@ class AdapterPublishing:
         loaded.used = next(self._numbers)
         return loaded
 
+    def _leave(self, loaded: _Loaded) -> None:
+        loaded.users -= 1
+        self._freed.set()
+
     async def _pin(self, pinned: PinnedVersion) -> _Loaded:
+        if pinned.adapter_dir is None:
+            return self._take(_Loaded(pinned.policy_version, None))
+        loaded = self._loaded.get((pinned.policy_version, pinned.adapter_dir))
+        if loaded is not None and (loaded.verified or not pinned.served_digest):
+            return self._take(loaded)
+        # A task of its own: a caller that is cancelled must leave no adapter that is unknown here, and none that is unchecked.
+        loading = asyncio.create_task(self._load_pinned(pinned, pinned.adapter_dir))
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(self._leave_after)
+            raise
+
+    def _leave_after(self, loading: asyncio.Task[_Loaded]) -> None:
+        if not loading.cancelled() and loading.exception() is None:
+            self._leave(loading.result())
+
+    async def _load_pinned(self, pinned: PinnedVersion, adapter_dir: Path) -> _Loaded:
+        """The version loaded, checked and taken."""
         async with self._loading:
-            fresh = pinned.adapter_dir is not None and (pinned.policy_version, pinned.adapter_dir) not in self._loaded
-            loaded, _ = await self._get(pinned.policy_version, pinned.adapter_dir, wait=False)
-            if fresh and pinned.served_digest and not (await self._core.digest(loaded.lora)).matches(pinned.served_digest):
-                await self._unload(loaded)
-                raise PolicyStoreError(f"Version {pinned.policy_version} was loaded with other weights than were published.")
+            if (pinned.policy_version, adapter_dir) not in self._loaded and (self._swap_waits or not await self._has_room()):
+                raise OverloadedError(
+                    f"All {self._slots} places for versions are in use by running completions; try again in some seconds.", retry_after=5
+                )
+            loaded, _ = await self._get(pinned.policy_version, adapter_dir)
+            if pinned.served_digest and not loaded.verified:
+                try:
+                    if not (await self._core.digest(loaded.lora)).matches(pinned.served_digest):
+                        raise PolicyStoreError(f"Version {pinned.policy_version} was loaded with other weights than were published.")
+                except BaseException:
+                    if self._is_idle(loaded) and self._core.problem is None:
+                        await self._unload(loaded)
+                    raise
+                loaded.verified = True
             return self._take(loaded)
 
-    async def _get(self, version: int, adapter_dir: Path | None, *, wait: bool) -> tuple[_Loaded, float]:
-        """The version loaded, and for how many seconds the core was kept from decoding for it."""
-        if adapter_dir is None:
-            return _Loaded(version, None), 0.0
+    async def _get(self, version: int, adapter_dir: Path) -> tuple[_Loaded, float]:
+        """The version loaded, and for how many seconds the core was kept from decoding for it. If it is not there yet, there must be room."""
         key = (version, adapter_dir)
         if key in self._loaded:
             return self._loaded[key], 0.0
-        await self._make_room(wait)
         number = next(self._numbers)
         lora = launch.lora_request(number, version, adapter_dir)
         began = time.perf_counter()
@@ -210,24 +254,23 @@ class AdapterPublishing:
         except EngineError:
             raise
         except Exception as error:
+            # It may have been read and not fitted into a slot; of one that is not there, vLLM only says so.
+            await self._core.call(self._core.llm.remove_lora(number))
             raise PolicyStoreError(f"vLLM cannot load the adapter of version {version}: {error}") from error
         self._loaded[key] = _Loaded(version, lora, used=number)
         return self._loaded[key], time.perf_counter() - began
 
-    async def _make_room(self, wait: bool) -> None:
+    async def _has_room(self) -> bool:
+        """Whether a slot is free now, that of the version nobody has used for longest if need be."""
         while len(self._loaded) >= self._slots:
-            idle = [loaded for loaded in self._loaded.values() if not loaded.users and loaded is not self._current]
-            if idle:
-                await self._unload(min(idle, key=lambda loaded: loaded.used))
-            elif wait and not self._released:
-                self._freed.clear()
-                await self._freed.wait()
-            elif wait:
-                raise EngineError("The engine was stopped.")
-            else:
-                raise OverloadedError(
-                    f"All {self._slots} places for versions are in use by running completions; try again in some seconds.", retry_after=5
-                )
+            idle = [loaded for loaded in self._loaded.values() if self._is_idle(loaded)]
+            if not idle:
+                return False
+            await self._unload(min(idle, key=lambda loaded: loaded.used))
+        return True
+
+    def _is_idle(self, loaded: _Loaded) -> bool:
+        return not loaded.users and loaded is not self._current
 
     async def _unload(self, loaded: _Loaded) -> None:
         self._loaded = {key: other for key, other in self._loaded.items() if other is not loaded}

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import psutil
+
 from online_sao.config import EngineSettings, PolicySettings
 from online_sao.errors import EngineError, OnlineSAOError, PolicyStoreError, ReplicaLostError
 from online_sao.inference.engine import EngineRequest, InferenceEngine, SwapReport, TokenDelta
@@ -82,10 +84,13 @@ class EngineHost:
         self._outbox: list[tuple[int, TokenDelta | OnlineSAOError]] = []
         self._anything = asyncio.Event()
         self._urgent = asyncio.Event()
+        self._folder: Path | None = None
+        """What was sent here is below it."""
         self._received: dict[int, Path] = {}
         self._placed: dict[int, Path | None] = {}
 
     async def start(self, policy_version: int, adapter: Adapter | None, files: Mapping[str, bytes] | None) -> Started:
+        await asyncio.to_thread(_clear_up)
         folder = await self._folder_of(policy_version, adapter, files)
         if self._engine is None:
             self._engine = await asyncio.to_thread(self._build)
@@ -172,7 +177,9 @@ class EngineHost:
         return await asyncio.to_thread(self._receive, policy_version, adapter, files)
 
     def _receive(self, policy_version: int, adapter: Adapter, files: Mapping[str, bytes]) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix=f"online-sao-v{policy_version:06d}-"))
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"v{policy_version:06d}-", dir=self._folder))
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -194,6 +201,20 @@ class EngineHost:
         if self._engine is None:
             raise EngineError("The engine is not started.")
         return self._engine
+
+
+def _prefix() -> str:
+    # Machines, and containers, that share a temporary folder have process ids of their own.
+    return f"online-sao-{socket.gethostname()}-"
+
+
+def _clear_up() -> None:
+    """Remove what was sent to processes of this machine that have ended: they are killed, and remove nothing."""
+    prefix = _prefix()
+    for folder in Path(tempfile.gettempdir()).iterdir():
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if folder.name.startswith(prefix) and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _holds(folder: Path, expected: Mapping[str, str]) -> bool:

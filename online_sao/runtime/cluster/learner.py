@@ -17,15 +17,15 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
+from online_sao import logs
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, RanksLostError
+from online_sao.runtime.cluster.learner_host import AGAIN_SECONDS
 from online_sao.runtime.learning import live
 from online_sao.runtime.ranks import backend, follow, set_threads
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 3.0
-"""From the loss of a rank to the next run of all."""
 ASK_SECONDS = 0.5
 """Between two looks of rank 0 at whether the actor that began it wants it to end."""
 
@@ -99,9 +99,9 @@ class PlacedLearner:
 def _be_a_rank(told: dict[str, Any]) -> None:
     """In a worker of Ray Train, which has joined the process group already."""
     os.environ.update(told["environment"])
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("online_sao").setLevel(logging.INFO)
     settings = Settings()
+    logs.configure(settings.server.log_format)
+    os.nice(settings.learning.niceness)
     if dist.get_rank() > 0:
         set_threads(settings)
         follow(settings)

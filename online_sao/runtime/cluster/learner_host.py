@@ -15,7 +15,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 3.0
-"""From a failure of the learner to its next start."""
+"""From a failure of the learner, or of one of its ranks, to its next start."""
 
 
 class LearnerHost:
@@ -23,8 +23,6 @@ class LearnerHost:
 
     def __init__(self, environment: dict[str, str]) -> None:
         os.environ.update(environment)
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("online_sao").setLevel(logging.INFO)
         self._stop = threading.Event()
         self._learner: Any = None
         threading.Thread(target=self._begin, name="learner", daemon=True).start()
@@ -32,9 +30,13 @@ class LearnerHost:
     def _begin(self) -> None:
         """Beside the constructor, whose end is what Ray and the server wait for: the imports alone take many seconds."""
         try:
+            from online_sao import logs
             from online_sao.config import Settings
 
-            self._learner = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(Settings(), self._stop)
+            settings = Settings()
+            logs.configure(settings.server.log_format)
+            os.nice(settings.learning.niceness)  # of this thread and all that it starts
+            self._learner = importlib.import_module("online_sao.runtime.cluster.learner").PlacedLearner(settings, self._stop)
             self._learner.run()
         except BaseException:
             logger.exception("the learner failed")

@@ -1,5 +1,5 @@
-"""Engine replicas as Ray actors: what inference/pool.py needs of each. Owns how an actor is placed, called, watched and ended, and how adapter files
-get to nodes that share no folder with the service. Never reaches the learner.
+"""Engine replicas as Ray actors: what inference/pool.py needs of each. Owns how an actor is placed, called, watched and ended. Never reaches the
+learner.
 
 One task a replica fetches what all its requests produced (host.py). It is also how a death is noticed: the call that waits in a process that ends
 fails at once, and a process that is silent is given up and killed.
@@ -11,28 +11,32 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from online_sao.config import ClusterSettings, Settings
-from online_sao.errors import EngineError, OnlineSAOError, PolicyStoreError, ReplicaLostError
+from online_sao.errors import EngineError, OnlineSAOError, ReplicaLostError
 from online_sao.inference.engine import EngineRequest, SwapReport, TokenDelta
 from online_sao.inference.pool import EnginePool
 from online_sao.models.fingerprint import ServedDigest
-from online_sao.publishing.policy_store import checksums
-from online_sao.runtime.cluster.host import Adapter, AdapterAbsentError, EngineHost, Fetched, HostSpec, Started
+from online_sao.runtime.cluster.adapter_store import AdapterStore, describe
+from online_sao.runtime.cluster.host import AdapterAbsentError, EngineHost, Fetched, HostSpec, Started
 from online_sao.runtime.cluster.session import Session
 
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30.0
 """A replica that answers nothing for so long, though it owes a sign of life every second, is given up."""
+WATCH_SECONDS = 1.0
+"""Between two looks, while a replica starts, at whether its cluster is there."""
 PLACEMENT_SECONDS = 30.0
 """After so long without a place in the cluster, and again and again, it is said."""
+LEFT = "the Ray cluster it was in was left"
 NAME_PREFIX = "engine-"
 """Of the actors' names in the namespace: who joins it finds them by that."""
 
@@ -42,11 +46,7 @@ def build_pool(settings: Settings, session: Session) -> EnginePool:
     cluster, engine = settings.cluster, settings.engine
     if cluster.ray_address is None and engine.threads == 0:
         engine = engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // cluster.replicas)})
-    policy = settings.policy
-    folder = Path(policy.model).expanduser()
-    if folder.is_dir():
-        # Replicas have another working directory.
-        policy = policy.model_copy(update={"model": str(folder.absolute())})
+    policy = settings.policy.model_copy(update={"model": settings.policy.model_from_anywhere()})
     return EnginePool(RaySource(session, cluster, HostSpec(engine, policy)), cluster.replicas, engine.max_concurrent)
 
 
@@ -57,7 +57,7 @@ class RaySource:
         self._session = session
         self._settings = settings
         self._spec = spec
-        self._store = _AdapterStore(self._session)
+        self._store = AdapterStore(self._session)
 
     @property
     def problem(self) -> str | None:
@@ -69,7 +69,9 @@ class RaySource:
     async def create(self, number: int) -> RayReplica:
         if self._session.problem is not None:
             raise EngineError(f"It cannot be started: {self._session.problem}.")
-        return RayReplica(await self._session.call(lambda: self._actor(number)), number, self._session, self._store, self._settings)
+        generation = self._session.generation
+        actor = await self._session.call(lambda: self._actor(number))
+        return RayReplica(actor, number, self._session, generation, self._store, self._settings)
 
     async def close(self) -> None:
         self._store.forget()
@@ -99,10 +101,12 @@ class RaySource:
 class RayReplica:
     """A Replica: one actor. ``start`` once."""
 
-    def __init__(self, actor: Any, number: int, session: Session, store: _AdapterStore, settings: ClusterSettings) -> None:
+    def __init__(self, actor: Any, number: int, session: Session, generation: int, store: AdapterStore, settings: ClusterSettings) -> None:
+        """``generation``: the session's, when the actor was placed."""
         self._actor = actor
         self._number = number
         self._session = session
+        self._generation = generation
         self._store = store
         self._settings = settings
         self._requests: dict[int, asyncio.Queue[TokenDelta | OnlineSAOError]] = {}
@@ -115,11 +119,11 @@ class RayReplica:
         self.serves_pinned = False
 
     async def start(self, policy_version: int, adapter_dir: Path | None) -> None:
-        saying = asyncio.create_task(self._say_that_it_waits())
+        watching = asyncio.create_task(self._watch_start())
         try:
             started: Started = await self._with_adapter("start", policy_version, adapter_dir)
         finally:
-            saying.cancel()
+            watching.cancel()
         self.max_top_logprobs = started.max_top_logprobs
         self.logprob_tolerance = started.logprob_tolerance
         self.serves_pinned = started.serves_pinned
@@ -135,8 +139,8 @@ class RayReplica:
         arrived: asyncio.Queue[TokenDelta | OnlineSAOError] = asyncio.Queue()
         self._requests[key] = arrived
         ended = False
-        self._actor.begin.remote(key, request)
         try:
+            self._ask("begin", key, request)
             while not ended:
                 item = await arrived.get()
                 ended = isinstance(item, OnlineSAOError) or item.finish_reason is not None
@@ -146,17 +150,18 @@ class RayReplica:
         finally:
             del self._requests[key]
             if not ended and not self._why.done():
-                self._actor.abort.remote(key)
+                with suppress(ReplicaLostError):
+                    self._ask("abort", key)
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         report: SwapReport = await self._with_adapter("swap", policy_version, adapter_dir)
         return report
 
     async def score_text(self, token_ids: Sequence[int]) -> list[float]:
-        return list(await self._call(self._actor.score_text.remote(tuple(token_ids))))
+        return list(await self._call("score_text", tuple(token_ids)))
 
     async def served_digest(self) -> ServedDigest:
-        digest: ServedDigest = await self._call(self._actor.served_digest.remote())
+        digest: ServedDigest = await self._call("served_digest")
         return digest
 
     async def ended(self) -> str:
@@ -168,7 +173,7 @@ class RayReplica:
         self._lose("it was stopped")
         if self._fetching is not None:
             self._fetching.cancel()
-        if self._session.problem is None:
+        if self._session_problem() is None:
             try:
                 await self._session.call(lambda: ray.kill(self._actor))
             except Exception as error:
@@ -176,21 +181,25 @@ class RayReplica:
 
     async def _with_adapter(self, method: str, policy_version: int, adapter_dir: Path | None) -> Any:
         """A call that needs the version's files: from the shared folder, or sent if the replica's machine does not have them."""
-        adapter = None if adapter_dir is None else await asyncio.to_thread(_describe, adapter_dir)
-        remote = getattr(self._actor, method).remote
+        adapter = None if adapter_dir is None else await asyncio.to_thread(describe, adapter_dir)
         try:
-            return await self._call(remote(policy_version, adapter, None))
+            return await self._call(method, policy_version, adapter, None)
         except AdapterAbsentError:
             assert adapter is not None
-            return await self._call(remote(policy_version, adapter, await self._store.put(adapter)))
+            return await self._call(method, policy_version, adapter, await self._store.put(adapter))
 
-    async def _call(self, call: Awaitable[Any]) -> Any:
-        """Its result, or our own error; ReplicaLostError if the actor ends before it answers."""
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Its result, or our own error; ReplicaLostError if the actor ends, or is given up, before it answers."""
         from ray.exceptions import RayError, RayTaskError
 
         self._require()
+        call = asyncio.ensure_future(self._ask(method, *arguments))
         try:
-            return await call
+            # Of an actor whose cluster is gone, some calls fail and some never return.
+            await asyncio.wait({call, self._why}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise self._lost()
+            return call.result()
         except RayTaskError as error:
             # The actor raised it. Ours say what they mean; others are the engine's.
             if isinstance(error.cause, OnlineSAOError):
@@ -198,17 +207,28 @@ class RayReplica:
             raise EngineError(f"The engine failed: {error.cause!r}") from error
         except RayError as error:
             self._lose(_reason(error))
-            raise ReplicaLostError(f"Engine replica {self._number} has ended: {self._why.result()}.") from error
+            raise self._lost() from error
+        finally:
+            call.cancel()
+
+    def _ask(self, method: str, *arguments: Any) -> Awaitable[Any]:
+        """The call on its way. Raises ReplicaLostError where Ray does not take it."""
+        try:
+            answer: Awaitable[Any] = getattr(self._actor, method).remote(*arguments)
+        except Exception as error:
+            self._lose(_reason(error))
+            raise self._lost() from error
+        return answer
 
     async def _fetch(self) -> None:
         try:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    fetched: Fetched = await self._call(self._actor.fetch.remote())
+                    fetched: Fetched = await self._call("fetch")
                 for key, item in fetched.items:
                     if key in self._requests:
                         self._requests[key].put_nowait(item)
-                problem = fetched.problem or self._session.problem
+                problem = fetched.problem or self._session_problem()
                 if problem is not None:
                     self._lose(problem)
                     return
@@ -225,53 +245,35 @@ class RayReplica:
             return
         self._why.set_result(why)
         for arrived in self._requests.values():
-            arrived.put_nowait(ReplicaLostError(f"Engine replica {self._number} has ended: {why}."))
+            arrived.put_nowait(self._lost())
+
+    def _lost(self) -> ReplicaLostError:
+        return ReplicaLostError(f"Engine replica {self._number} has ended: {self._why.result()}.")
 
     def _require(self) -> None:
+        if self._session.generation != self._generation:
+            self._lose(LEFT)
         if self._why.done():
-            raise ReplicaLostError(f"Engine replica {self._number} has ended: {self._why.result()}.")
+            raise self._lost()
 
-    async def _say_that_it_waits(self) -> None:
+    def _session_problem(self) -> str | None:
+        return self._session.problem if self._session.generation == self._generation else LEFT
+
+    async def _watch_start(self) -> None:
+        """Until it is up nothing is fetched: a cluster that is lost meanwhile is seen here. Says again and again that it takes long."""
         settings = self._settings
-        while True:
-            await asyncio.sleep(PLACEMENT_SECONDS)
-            logger.warning(
-                "engine replica %d is not up yet: its model is being loaded, or it waits for a node with %g CPUs and %g GPUs free",
-                self._number,
-                settings.replica_cpus,
-                settings.replica_gpus,
-            )
-
-
-class _AdapterStore:
-    """Adapter files in Ray's object store: once a version, however many replicas fetch them."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._put: tuple[Path, asyncio.Task[Any]] | None = None
-
-    async def put(self, adapter: Adapter) -> Any:
-        """A reference to {relative name: content}."""
-        if self._put is None or self._put[0] != adapter.folder:
-            self._put = (adapter.folder, asyncio.create_task(self._session.call(lambda: _put(adapter))))
-        return await asyncio.shield(self._put[1])
-
-    def forget(self) -> None:
-        self._put = None
-
-
-def _put(adapter: Adapter) -> Any:
-    import ray
-
-    return ray.put({name: (adapter.folder / name).read_bytes() for name in adapter.checksums})
-
-
-@lru_cache(maxsize=256)
-def _describe(folder: Path) -> Adapter:
-    """Published folders do not change; one that is damaged later does not match what is remembered here."""
-    if not folder.is_dir():
-        raise PolicyStoreError(f"{folder} is missing.")
-    return Adapter(folder.absolute(), checksums(folder))
+        said = time.monotonic()
+        while (problem := self._session_problem()) is None:
+            await asyncio.sleep(WATCH_SECONDS)
+            if time.monotonic() - said >= PLACEMENT_SECONDS:
+                said = time.monotonic()
+                logger.warning(
+                    "engine replica %d is not up yet: its model is being loaded, or it waits for a node with %g CPUs and %g GPUs free",
+                    self._number,
+                    settings.replica_cpus,
+                    settings.replica_gpus,
+                )
+        self._lose(problem)
 
 
 def _reason(error: Exception) -> str:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import psutil
 
+from online_sao.background import Background
 from online_sao.config import ClusterSettings
 from online_sao.errors import ConfigurationError, EngineError
-from online_sao.runtime.background import Background
 
 T = TypeVar("T")
 
@@ -38,11 +38,15 @@ class Session:
         self._pillars: list[psutil.Process] = []
         self._users: set[object] = set()
         self._changing = asyncio.Lock()
+        self._joined = False
+        self._leaving: asyncio.Task[None] | None = None
+        self.generation = 0
+        """One more each time a cluster is joined: what was placed under another number is gone, or out of reach."""
 
     @property
     def problem(self) -> str | None:
         """Why nothing can be asked of the cluster until it is closed and opened again."""
-        if self._thread is None:
+        if not self._joined:
             return "there is no session with a Ray cluster"
         for process in self._pillars:
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -52,14 +56,26 @@ class Session:
     async def open(self, user: object) -> None:
         """About ten seconds for a local cluster; one that was lost is left first. Raises ConfigurationError if Ray is not installed or no cluster
         answers."""
+        # A task of its own, like each that leaves: Ray is never left half joined or half left, and nothing else is begun before it is whole.
+        opening = asyncio.create_task(self._open(user))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._leaving = asyncio.create_task(self._close(user))
+            raise
+
+    async def close(self, user: object) -> None:
+        """With its last user: ends what the session started, its actors, and a local cluster whole."""
+        await asyncio.shield(asyncio.create_task(self._close(user)))
+
+    async def _open(self, user: object) -> None:
         async with self._changing:
             if self.problem is not None:
                 await self._leave()
                 await self._join()
             self._users.add(user)
 
-    async def close(self, user: object) -> None:
-        """With its last user: ends what the session started, its actors, and a local cluster whole."""
+    async def _close(self, user: object) -> None:
         async with self._changing:
             self._users.discard(user)
             if not self._users:
@@ -72,6 +88,8 @@ class Session:
         except BaseException:
             self._forget()
             raise
+        self._joined = True
+        self.generation += 1
 
     async def _leave(self) -> None:
         if self._thread is None:
@@ -84,7 +102,7 @@ class Session:
     def _forget(self) -> None:
         if self._thread is not None:
             self._thread.end()
-        self._thread, self._pillars = None, []
+        self._thread, self._pillars, self._joined = None, [], False
 
     async def call(self, function: Callable[[], T]) -> T:
         """What ``function`` returns, in the session's thread: for calls to Ray that block."""

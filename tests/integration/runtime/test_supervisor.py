@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from online_sao.runtime import backoff
 from online_sao.runtime import supervisor as module
 from online_sao.runtime.supervisor import Supervisor
 
@@ -67,7 +68,7 @@ async def test_it_starts_one_child_and_ends_it() -> None:
 async def test_a_child_that_ends_is_started_again_later_and_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.1)
     log = tmp_path / "starts"
     supervisor = Supervisor({"WHERE": str(log)}, ["/bin/sh", "-c", 'date +%s.%N >> "$WHERE"; exit 3'])
     await polled(supervisor, 2.5)
@@ -82,7 +83,7 @@ async def test_a_child_that_ends_is_started_again_later_and_later(
 
 
 async def test_a_killed_child_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.05)
     supervisor = Supervisor({}, SLEEPS)
     await supervisor.poll()
     first = supervisor.pid
@@ -108,7 +109,7 @@ async def test_one_that_ignores_the_request_is_killed_with_all_its_own(monkeypat
 
 
 async def test_one_that_cannot_work_is_left_alone_until_something_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.05)
     log, cure = tmp_path / "starts", tmp_path / "cure"
     script = 'echo started >> "$WHERE"; test -e "$CURE" && exec sleep 60; exit 2'
     supervisor = Supervisor({"WHERE": str(log), "CURE": str(cure)}, ["/bin/sh", "-c", script])
@@ -125,7 +126,7 @@ async def test_one_that_cannot_work_is_left_alone_until_something_has_changed(mo
 
 
 async def test_one_that_is_told_to_come_back_later_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.05)
     log = tmp_path / "starts"
     supervisor = Supervisor({"WHERE": str(log)}, ["/bin/sh", "-c", 'echo started >> "$WHERE"; exit 3'])
     await polled(supervisor, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ class Replica:
 
     max_top_logprobs = 20
     logprob_tolerance = 1e-3
-    serves_pinned = False
+    serves_pinned = True
 
     def __init__(self, number, source):
         self.place, self.number, self.source = f"place {number}", number, source
@@ -178,6 +179,78 @@ async def test_who_has_no_token_yet_is_answered_by_another_replica(source, pool)
     first.end()
     assert await task == [1, 1, 1]
     assert second.served == 1
+
+
+async def kill_whoever_answers(source, tasks):
+    """Until every task is done: each replica ends as soon as it is given something."""
+    async with asyncio.timeout(10):
+        while not all(task.done() for task in tasks):
+            for replica in source.made:
+                if replica.served:
+                    replica.end()
+            await asyncio.sleep(0.001)
+
+
+async def test_what_ends_replicas_is_given_to_two_of_them_at_most(source, pool):
+    pool = EnginePool(source, 4, 2)
+    await pool.start(1, GOOD)
+    await until(lambda: all(replica.serving for replica in pool.replicas))
+    for replica in source.made:
+        replica.hold.clear()
+    task = asyncio.create_task(sample(pool))
+    await kill_whoever_answers(source, [task])
+    with pytest.raises(ReplicaLostError, match="Two engine replicas"):
+        await task
+    assert sum(replica.served for replica in source.made) == 2
+    scored = []
+
+    async def score(self, token_ids):
+        scored.append(self)
+        self.end()
+        self.require()
+
+    for replica in source.made:
+        replica.score_text = partial(score, replica)
+    with pytest.raises(ReplicaLostError, match="Two engine replicas"):
+        await pool.score_text((1, 2, 3))
+    assert len(scored) == 2
+    await pool.stop()
+
+
+async def test_what_replicas_can_do_is_known_while_none_serves(source, pool):
+    source.gate.clear()
+    for replica in list(source.made):
+        replica.end()
+    await until(lambda: not pool.healthy)
+    assert (pool.max_top_logprobs, pool.logprob_tolerance, pool.serves_pinned) == (20, 1e-3, True)
+    source.gate.set()
+
+
+async def test_a_swap_that_hangs_holds_up_nobody_after_a_new_start(source, pool):
+    """Nor does it, or one that waited behind it, change anything when it goes on."""
+    hangs = asyncio.Event()
+    first = source.made[0]
+
+    async def hang(_version, _folder):
+        first.paused = True
+        await hangs.wait()
+        first.version = 2
+        return SwapReport(2, 0.0, 0.0, 0, 0, ServedDigest((2.0,)))
+
+    first.swap = hang
+    swaps = [asyncio.create_task(pool.swap(number, GOOD)) for number in (2, 3)]
+    await until(lambda: first.paused)
+    await pool.stop()
+    async with asyncio.timeout(5):
+        await pool.start(1, GOOD)
+        await until(lambda: all(replica.serving for replica in pool.replicas))
+        hangs.set()
+        for swap in swaps:
+            with pytest.raises(EngineError, match="stopped"):
+                await swap
+        assert pool.policy_version == 1
+        assert await pool.served_digest() == ServedDigest((1.0,))
+        await pool.swap(4, GOOD)
 
 
 async def test_who_has_tokens_gets_a_clear_error_and_no_other_answer(source, pool):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tiny_learner import Bench, make_bench
 
+from online_sao.background import Background
 from online_sao.config import LearningSettings, Settings, StorageSettings
 from online_sao.publishing import lifecycle
-from online_sao.runtime.background import Background
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.learning_cycle import LearningCycle
 from online_sao.storage.repositories import interactions, learner, trajectories

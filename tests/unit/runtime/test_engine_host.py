@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import tempfile
 import time
 
 import pytest
@@ -150,6 +153,21 @@ async def test_a_folder_that_is_absent_or_differs_is_asked_for_and_written_from_
     assert [folder.is_dir() for folder in received] == [False] + [True] * hosts.KEPT_VERSIONS
     await host.swap(versions[-1], elsewhere, None)
     assert engine.swapped[-1] == received[-1], "what was sent once need not be sent again"
+
+
+async def test_what_was_sent_to_a_process_that_was_killed_is_removed_by_the_next(host, engine, published, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    elsewhere = Adapter(tmp_path / "nowhere", published.checksums)
+    await host.swap(1, elsewhere, content(published))
+    mine = engine.swapped[-1].parent
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    its = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
+    shutil.copytree(mine, its)
+    others = tmp_path / "online-sao-settings"
+    others.mkdir()
+    await host.start(0, None, None)
+    assert (mine.is_dir(), its.exists(), others.is_dir()) == (True, False, True)
 
 
 async def test_a_version_asked_for_is_placed_once(host, published, tmp_path):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from online_sao.runtime.background import Background
+from online_sao.background import Background
 
 
 async def test_all_work_runs_in_one_thread_in_order():
@@ -42,10 +42,20 @@ async def test_a_cancelled_caller_leaves_the_work_running():
     assert finished.is_set()
 
 
+async def test_what_nobody_waits_for_comes_after_what_was_asked_before():
+    background, done = Background(), []
+    waiting = asyncio.create_task(background.run(lambda: (time.sleep(0.05), done.append("before"))))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    background.then(lambda: done.append("then"))
+    await background.run(lambda: None)
+    assert done == ["before", "then"]
+
+
 def test_a_process_ends_without_waiting_for_its_work():
     source = (
         "import asyncio, time\n"
-        "from online_sao.runtime.background import Background\n"
+        "from online_sao.background import Background\n"
         "async def main():\n"
         "    task = asyncio.create_task(Background().run(lambda: time.sleep(60)))\n"
         "    await asyncio.sleep(0.1)\n"

@@ -19,7 +19,7 @@ class Background:
     """
 
     def __init__(self, name: str = "compute") -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -49,6 +49,10 @@ class Background:
 
         self._work.put(body)
         return await future
+
+    def then(self, work: Callable[[], object]) -> None:
+        """``work()`` after all that was asked before it. Nobody waits for it."""
+        self._work.put(work)
 
     def end(self) -> None:
         """The thread ends when all that was asked of it is done. Nothing may be asked of it afterwards."""
