@@ -264,7 +264,7 @@ class Serving:
             if await engine_start.revive():
                 prober.version_changed()
 
-        self._scheduler.add(Job("policy activation", 0.5, keep_version))
+        self._scheduler.add(Job("policy activation", 1.0, keep_version))
         self._scheduler.add(Job("engine health", 1.0, revive))
         if self._work is not None:
             self._work.supervise()

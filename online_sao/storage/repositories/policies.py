@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Integer, and_, func, literal, not_, select, update
+from sqlalchemy import Integer, Select, and_, bindparam, func, literal, not_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from online_sao.errors import NotFoundError
@@ -67,14 +67,21 @@ async def next_to_activate(session: AsyncSession, lineage_epoch: int, active_ver
     return (await session.scalars(query)).one_or_none()
 
 
-async def is_settled(session: AsyncSession, serving: int) -> bool:
-    """Whether an engine that serves this version has nothing to do: it is ACTIVE, no version waits, and no rollback is open. One statement, for it is
-    asked all the time; what it says No to, the functions above tell in full."""
-    active = select(PolicyVersionRow).where(PolicyVersionRow.state == VersionState.ACTIVE, PolicyVersionRow.version == serving)
+def _settled() -> Select[tuple[bool]]:
+    active = select(PolicyVersionRow).where(PolicyVersionRow.state == VersionState.ACTIVE, PolicyVersionRow.version == bindparam("serving"))
     waits = select(PolicyVersionRow).where(PolicyVersionRow.state.in_((VersionState.STAGED, VersionState.VERIFIED)))
     newest = select(func.max(RollbackRow.lineage_epoch)).scalar_subquery()
     unserved = select(RollbackRow).where(RollbackRow.lineage_epoch == newest, RollbackRow.served_at.is_(None), RollbackRow.problem.is_(None))
-    return bool(await session.scalar(select(and_(active.exists(), not_(waits.exists()), not_(unserved.exists())))))
+    return select(and_(active.exists(), not_(waits.exists()), not_(unserved.exists())))
+
+
+_SETTLED = _settled()
+
+
+async def is_settled(session: AsyncSession, serving: int) -> bool:
+    """Whether an engine that serves this version has nothing to do: it is ACTIVE, no version waits, and no rollback is open. One statement, made
+    once, for it is asked all the time; what it says No to, the functions above tell in full."""
+    return bool(await session.scalar(_SETTLED, {"serving": serving}))
 
 
 async def with_files(session: AsyncSession) -> Sequence[PolicyVersionRow]:
