@@ -50,6 +50,8 @@ class ChatRun:
         self.events_queue: asyncio.Queue[ChatEvent | OnlineSAOError] = asyncio.Queue()
         self.samplers: list[ChoiceSampler] = []
         self.unfinished = request.command.n
+        self.logged: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether its rows have been begun: until then nothing is told of it, and without them nothing is kept."""
 
     async def events(self) -> AsyncIterator[ChatEvent]:
         """The events of all choices as they happen, until each is done. Raises EngineError where the engine failed one."""
@@ -123,11 +125,19 @@ class ChatService:
                 pinned=pinned,
                 not_trainable_reason=sampling.not_trainable_reason() if command.store else "store_false",
             )
-            await self._log.open(request)
         except BaseException:
             self._active -= command.n
             raise
-        return self._begin(request)
+        # The engine begins while the rows are being written: whoever waits for a first token does not wait for the database first.
+        run = self._begin(request)
+        try:
+            await self._log.open(request)
+        except BaseException:
+            run.abandon()
+            run.logged.set_result(False)
+            raise
+        run.logged.set_result(True)
+        return run
 
     async def close(self, grace_seconds: float) -> None:
         """Admit nobody any more; give running requests ``grace_seconds`` to end, then abandon them and wait until their rows are written."""
@@ -215,11 +225,13 @@ class ChatService:
         return run
 
     async def _serve_choice(self, run: ChatRun, choice: int, sampler: ChoiceSampler) -> None:
-        """Sample one choice and complete its row, whatever happens; then tell whoever still listens."""
+        """Sample one choice and complete its row, whatever happens; then tell whoever still listens. Nothing more where the row was never begun."""
         tell = run.events_queue.put_nowait
         teller = self._teller(run.request.command, choice, tell)
         try:
             outcome = await sampler.run(teller.piece)
+            if not await run.logged:
+                return
             reason = await self._log.complete(run.request, choice, outcome)
         except StorageError as error:
             logger.error("%s choice %d could not be written yet: %s", run.request.completion_id, choice, error.message)

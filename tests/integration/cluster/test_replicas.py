@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,9 +17,10 @@ import pytest_asyncio
 
 from online_sao.config import ClusterSettings, EngineSettings, PolicySettings
 from online_sao.errors import EngineError, ReplicaLostError
+from online_sao.inference.engine import SwapReport
 from online_sao.inference.pool import EnginePool
 from online_sao.runtime.cluster.host import HostSpec
-from online_sao.runtime.cluster.replicas import RaySource
+from online_sao.runtime.cluster.replicas import RayReplica, RaySource
 from online_sao.runtime.cluster.session import Session
 from tests.fakes.tiny_model import tiny_model, write_random_adapter
 from tests.integration.engine.engine_client import Client, Sampled
@@ -87,10 +90,19 @@ async def test_a_killed_replica_costs_only_the_answers_it_had_begun(pool: Engine
     assert await pool.served_digest() == digest, "of every replica"
 
 
-async def test_swaps_under_eight_clients_fail_nobody(pool: EnginePool, adapters: dict[int, Path]) -> None:
+async def test_swaps_under_eight_clients_fail_nobody(pool: EnginePool, adapters: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     await until(lambda: all_serve(pool))
     client, stop = Client(pool), False
     finished = 0
+    swap, spans = RayReplica.swap, []
+
+    async def timed(replica: RayReplica, *version: Any) -> SwapReport:
+        began = time.monotonic()
+        report = await swap(replica, *version)
+        spans.append((began, time.monotonic()))
+        return report
+
+    monkeypatch.setattr(RayReplica, "swap", timed)
 
     async def chat(number: int) -> None:
         nonlocal finished
@@ -108,6 +120,8 @@ async def test_swaps_under_eight_clients_fail_nobody(pool: EnginePool, adapters:
     stop = True
     await asyncio.gather(*clients)
     assert finished >= 8
+    assert len(spans) == 24
+    assert all(began >= ended for (_, ended), (began, _) in pairwise(spans)), "two replicas were being swapped at once"
 
 
 async def test_files_that_are_not_on_the_replicas_machine_are_sent(

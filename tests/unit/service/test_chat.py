@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from online_sao.config import Settings
 from online_sao.errors import (
@@ -16,6 +17,7 @@ from online_sao.errors import (
     ModelNotFoundError,
     NotReadyError,
     OverloadedError,
+    StorageError,
     UnsupportedFeatureError,
     VersionNotLoadedError,
 )
@@ -23,7 +25,7 @@ from online_sao.inference.engine import EngineLoad, EngineRequest, SwapReport, T
 from online_sao.inference.template_tools import ToolSupport
 from online_sao.service.chat import ChatRun, ChatService
 from online_sao.service.chat_log import ChatLog
-from online_sao.service.chat_records import ChatCommand, ChatEvent, ChoiceDone, TextDelta, ToolCallDelta
+from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, TextDelta, ToolCallDelta
 from online_sao.service.feedback import FeedbackService, FeedbackSubmission
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
@@ -165,6 +167,45 @@ async def test_a_choice_is_complete_on_disk_before_it_is_told(database: Database
     assert chat._active == 0
 
 
+@pytest.mark.parametrize("script", [says(delta("ok"), delta("", "stop")), endless], ids=["short", "endless"])
+@pytest.mark.parametrize("kept", [True, False])
+async def test_the_engine_begins_while_the_rows_are_written_and_without_them_nothing_is_told(
+    database: Database, monkeypatch: pytest.MonkeyPatch, script: Script, kept: bool
+) -> None:
+    chat, engine, _ = service(database, script)
+    writing, written, opening = asyncio.Event(), asyncio.Event(), ChatLog.open
+
+    async def slow(log: ChatLog, request: AdmittedRequest) -> None:
+        writing.set()
+        await written.wait()
+        if not kept:
+            raise StorageError("The database does not answer.")
+        await opening(log, request)
+
+    monkeypatch.setattr(ChatLog, "open", slow)
+    begun = asyncio.create_task(chat.start(ask()))
+    await writing.wait()
+    await until(lambda: bool(engine.requests))
+    await asyncio.sleep(0.02)
+    assert not begun.done()
+    async with database.read() as session:
+        assert (await session.scalars(select(InteractionRow))).all() == []
+    written.set()
+    if kept:
+        run = await begun
+        run.abandon()
+        await until(lambda: not chat._tasks)
+        assert (await rows(database, run))[0].text
+    else:
+        with pytest.raises(StorageError):
+            await begun
+        await until(lambda: not chat._tasks)
+        async with database.read() as session:
+            assert (await session.scalars(select(InteractionRow))).all() == []
+    assert engine.closed == [engine.requests[0].request_id]
+    assert (chat._active, chat._runs) == (0, set())
+
+
 async def test_tokens_beyond_the_one_that_completes_a_stop_string_are_dropped(database: Database) -> None:
     chat, engine, _ = service(database, says(delta("ab"), delta("cdSTOPxyz"), delta("never")))
     run = await chat.start(ask(stop=("STOP",)))
@@ -290,8 +331,8 @@ async def test_requests_that_cannot_be_served_take_no_place(database: Database) 
         with pytest.raises(error):
             await chat.start(command)
     assert chat._active == 0
-    run = await chat.start(ask("x" * 60, model="tiny@v3"))
     assert engine.requests == []
+    run = await chat.start(ask("x" * 60, model="tiny@v3"))
     assert run.request.sampling.max_tokens == 4
     run.abandon()
     await until(lambda: chat._active == 0)
