@@ -160,16 +160,19 @@ class LearnerSwitch:
         self._url = url
 
     async def still(self) -> None:
-        await self._wait("pause", lambda phase: phase == "paused")
+        """Its last update is over, and the engine has loaded what came of it."""
+        await self._wait(
+            "pause", lambda now: now["learner"]["phase"] == "paused" and now["engine"]["policy_version"] == now["learner"]["head_version"]
+        )
 
     async def at_work(self) -> None:
-        await self._wait("resume", lambda phase: phase in ("pretraining", "updating", "publishing"))
+        await self._wait("resume", lambda now: now["learner"]["phase"] in ("pretraining", "updating", "publishing"))
 
-    async def _wait(self, call: str, reached: Callable[[str], bool]) -> None:
+    async def _wait(self, call: str, reached: Callable[[dict[str, Any]], bool]) -> None:
         async with httpx.AsyncClient(base_url=self._url, trust_env=False, timeout=60) as http:
             (await http.post(f"/admin/learner/{call}", json={})).raise_for_status()
             deadline = time.monotonic() + self.WAIT_SECONDS
-            while not reached(str((await http.get("/admin/status")).raise_for_status().json()["learner"]["phase"])):
+            while not reached((await http.get("/admin/status")).raise_for_status().json()):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the learner did not {call} within {self.WAIT_SECONDS:.0f} s")
                 await asyncio.sleep(0.25)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 BATCH_SECONDS = 0.1
-"""Longest that a token waits for others before it is sent. Sent one by one, at 58 ms a token, the tokens of a single answer on two busy cores came 7 %
-slower."""
+"""Longest that a token waits for others before it is sent. Sent one by one, at 58 ms a token, the tokens of a single answer on two busy cores came
+7 % slower."""
 KEPT_VERSIONS = 8
 """Of the versions that were sent here: the one before may be put back in place, and clients may ask for older ones."""
 POLL_SECONDS = 1.0
