@@ -116,7 +116,7 @@ class WorkerExtension:
         serves the requests of that adapter, from the slot its matrices lie in."""
         folder = Path(self.model_config.model)
         slot = None if lora_id is None else self.model_runner.lora_manager._adapter_manager.lora_index_to_id.index(lora_id)
-        # In fp32 nothing is rounded. Else: merged weights are, and those beside an adapter unless their files hold them as they are served.
+        # In fp32 no weight is rounded. Else: merged weights are, and those beside an adapter unless their files hold them as they are served.
         rounded = self.model_config.dtype != torch.float32 and (slot is None or BaseWeights(folder).dtype != self.model_config.dtype)
         noise: list[float] = []
         with torch.inference_mode():
@@ -195,7 +195,8 @@ def _products(
     model: nn.Module, shapes: Mapping[str, tuple[int, int]], slot: int | None, rounded: bool, noise: list[float]
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, W v) of each adapted matrix, sorted by name: v as models.fingerprint draws it from the name. With the adapter in ``slot``, if any. To
-    ``noise`` goes the standard deviation that number formats give each uᵀ W v: of the layer's if it was ``rounded`` to that, and of the adapter's."""
+    ``noise`` goes the standard deviation that arithmetic gives each uᵀ W v: of summing in fp32, else of the layer's number format if it was
+    ``rounded`` to that, and of the adapter's."""
     places = {name: (layer, place, rows) for layer, parts in fused_layers(model, shapes) for place, (name, rows) in enumerate(parts.items())}
     for name in sorted(shapes):
         layer, place, rows = places[name]
@@ -205,6 +206,7 @@ def _products(
         variance = 0.0
         if reference.dtype == torch.float32:
             product = base.quant_method.apply(base, v.float().unsqueeze(0), None)[0, rows].double()
+            variance += _summing(len(v)) * float(product.square().sum())
         else:
             weight = _numbers(base, shapes[name][1], reference)[rows].double()
             product = weight @ v
@@ -216,6 +218,12 @@ def _products(
             variance += 2 * _rounding(stored_a.dtype) * float(b.square().sum(0) @ a.square().sum(1))
         noise.append(variance**0.5)
         yield name, product
+
+
+def _summing(terms: int) -> float:
+    """Variance that rounding gives a sum of so many terms in fp32, as a fraction of its square: each step rounds what has come together so far,
+    half of it on average. Sums in blocks do better. For random signs v the sum of squares of W v is that of W: the layer need not be read."""
+    return (torch.finfo(torch.float32).eps / 2) ** 2 / 3 * terms / 2
 
 
 def _rounding(dtype: torch.dtype) -> float:

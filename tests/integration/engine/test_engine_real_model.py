@@ -12,6 +12,8 @@ import torch
 from online_sao.inference.decoding import StreamDecoder
 from online_sao.inference.renderer import Renderer
 from online_sao.models import catalog
+from online_sao.models.adapter import MergedView, read_adapter
+from online_sao.models.fingerprint import fingerprint
 from tests.fakes.tiny_model import write_random_adapter
 from tests.integration.engine.engine_client import Reference, difference, logprobs, until
 
@@ -94,6 +96,19 @@ async def test_logprobs_and_a_swap_in_flight(start, reference, renderer, tmp_pat
         assert difference(sampled, old, 0, boundary) < 1e-3
         assert difference(sampled, old, boundary) > 1e-2
         assert difference(sampled, logprobs(after, sampled.token_ids, t), boundary) < 1e-3
+
+
+async def test_the_served_digest_is_the_published_one_and_no_other(start, reference, tmp_path):
+    """What rounding does to a sum grows with the model: bounds that hold for the tests' tiny one are not enough."""
+    adapters = [write_random_adapter(reference.model.config.name_or_path, tmp_path / f"v{seed}", seed=seed, size=0.001) for seed in (1, 2)]
+    published = [fingerprint(MergedView(reference.weights.pristine, read_adapter(adapter))) for adapter in adapters]
+    published.append(fingerprint(reference.weights.pristine))
+    client = await start(threads=2)
+    for place, adapter in enumerate([*adapters, None]):
+        digest = (await client.engine.swap(place + 1, adapter)).served_digest
+        assert [other for other, values in enumerate(published) if digest.matches(values)] == [place]
+        closest = max(abs(a - b) for a, b in zip(digest.values, published[place], strict=True))
+        assert closest < digest.tolerance / 1.5, "hardly within its own bound"
 
 
 async def test_leaving_a_prefill_frees_the_slot(start, renderer):
