@@ -78,11 +78,11 @@ async def compare(
 async def _all_bursts(
     contestants: Sequence[Contestant], found: list[dict[str, list[Burst]]], pair: int, users: Sequence[int], rounds: int, max_tokens: int
 ) -> None:
+    # Two servers are asked the same; one that is asked twice would find the second time's prompts in its cache.
+    apart = 500 if len({contestant.url for contestant in contestants}) == 1 else 0
     for bursts, count in zip(found, users, strict=True):
-        for contestant in contestants:
-            # Two servers are asked the same; one that is asked twice would find the second time's prompts in its cache.
-            again = 500 * (contestant is not contestants[0] and contestant.url == contestants[0].url)
-            prompts = numbered(TRAINING, count * rounds, (pair + 1) * 1000 + again)
+        for place, contestant in enumerate(contestants):
+            prompts = numbered(TRAINING, count * rounds, (pair + 1) * 1000 + place * apart)
             if contestant.before is not None and pair >= 0:
                 await contestant.before()
             bursts[contestant.name].append(await _one_burst(contestant, prompts, count, max_tokens))

@@ -10,7 +10,7 @@ import pytest
 from databases import Databases, PostgreSQL, SqliteFiles
 
 from online_sao.storage.repositories import interactions, trajectories
-from online_sao.storage.session import Database
+from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import InteractionRow, TrajectoryRow
 from online_sao.types import Completion, InteractionStatus, TrajectoryState, VersionSpan
 
@@ -34,9 +34,16 @@ class Chats:
         now = time.time()
         completion = Completion((7, 8), (-0.5, -1.5), (VersionSpan(0, 2, row.policy_version),), "hi", "stop")
         async with self._database.write() as session:
-            row = await interactions.get(session, row.completion_id, row.choice)
-            done = await interactions.complete(session, row, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
+            done = await self.complete(session, row, completion, now=now)
             return await trajectories.create(session, done, now=now, deadline_at=now + deadline_seconds, not_trainable_reason=reason)
+
+    async def complete(
+        self, session: Session, row: InteractionRow, completion: Completion, *, now: float, status: InteractionStatus = InteractionStatus.COMPLETED
+    ) -> InteractionRow:
+        """``row``, which another transaction began, completed in this one; the first token came a second before."""
+        found = await interactions.get(session, row.completion_id, row.choice)
+        assert found is not None
+        return await interactions.complete(session, found, completion, status=status, now=now, first_token_at=now - 1)
 
     async def completed(
         self, *, stored: bool = True, user: str | None = None, reason: str | None = None, policy_version: int = 0, deadline_seconds: float = 3600.0

@@ -7,9 +7,9 @@ import pytest
 from online_sao.errors import ConflictError, NotFoundError
 from online_sao.publishing import lifecycle, rollback
 from online_sao.service.receipts import receipts_of
-from online_sao.storage.repositories import interactions, learner, policies, trajectories, updates
+from online_sao.storage.repositories import learner, policies, trajectories, updates
 from online_sao.storage.tables import FeedbackRow, PolicyVersionRow, UpdateRow
-from online_sao.types import Completion, InteractionStatus, ReceiptStatus, TrajectoryState, VersionSpan, VersionState
+from online_sao.types import Completion, ReceiptStatus, TrajectoryState, VersionSpan, VersionState
 
 
 async def add_version(database, version: int, *, parent: int | None = None, served: bool = True) -> None:
@@ -46,14 +46,7 @@ async def logged(database, chats, *versions: int, ready: bool = True):
     spans = tuple(VersionSpan(at, at + 1, version) for at, version in enumerate(versions))
     completion = Completion((7,) * len(versions), (-0.5,) * len(versions), spans, "hi", "stop")
     async with database.write() as session:
-        done = await interactions.complete(
-            session,
-            await interactions.get(session, row.completion_id, 0),
-            completion,
-            status=InteractionStatus.COMPLETED,
-            now=2.0,
-            first_token_at=2.0,
-        )
+        done = await chats.complete(session, row, completion, now=2.0)
         trajectory = await trajectories.create(session, done, now=2.0, deadline_at=9e9)
         if ready:
             await lifecycle.make_ready(session, [trajectory.id], 1.0, 2.0)
@@ -134,14 +127,7 @@ async def test_a_version_only_in_the_middle_is_found(database, chats) -> None:
     async with database.write() as session:
         spans = (VersionSpan(0, 1, 1), VersionSpan(1, 2, 2), VersionSpan(2, 3, 3))
         completion = Completion((7, 7, 7), (-0.5,) * 3, spans, "hi", "stop")
-        done = await interactions.complete(
-            session,
-            await interactions.get(session, row.completion_id, 0),
-            completion,
-            status=InteractionStatus.COMPLETED,
-            now=2.0,
-            first_token_at=2.0,
-        )
+        done = await chats.complete(session, row, completion, now=2.0)
         trajectory = await trajectories.create(session, done, now=2.0, deadline_at=9e9)
     assert await states(database, trajectory) == [(TrajectoryState.NOT_TRAINABLE, "policy version 2 was rolled back")]
     async with database.write() as session:  # it locks what it finds

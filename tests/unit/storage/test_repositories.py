@@ -26,14 +26,7 @@ async def test_a_completed_interaction_comes_back_exactly(database, chats) -> No
         finish_reason="length",
     )
     async with database.write() as session:
-        done = await interactions.complete(
-            session,
-            await interactions.get(session, row.completion_id, 0),
-            completion,
-            status=InteractionStatus.COMPLETED,
-            now=9.0,
-            first_token_at=8.0,
-        )
+        done = await chats.complete(session, row, completion, now=9.0)
         trajectory = await trajectories.create(session, done, now=9.0, deadline_at=10.0)
     assert (trajectory.state, trajectory.oldest_policy_version) == (TrajectoryState.PENDING, 3)
     async with database.read() as session:
@@ -50,14 +43,7 @@ async def test_a_completed_interaction_comes_back_exactly(database, chats) -> No
     )
     with pytest.raises(LifecycleError, match="is completed, not generating"):
         async with database.write() as session:
-            await interactions.complete(
-                session,
-                await interactions.get(session, row.completion_id, 0),
-                completion,
-                status=InteractionStatus.FAILED,
-                now=9.0,
-                first_token_at=None,
-            )
+            await chats.complete(session, row, completion, now=9.0, status=InteractionStatus.FAILED)
 
 
 async def test_a_sampled_nul_loses_no_answer(database, chats) -> None:
@@ -65,14 +51,7 @@ async def test_a_sampled_nul_loses_no_answer(database, chats) -> None:
     (row,) = await chats.start()
     completion = Completion((190, 7), (-9.0, -0.5), (VersionSpan(0, 2, 0),), "\0hi", "stop")
     async with database.write() as session:
-        await interactions.complete(
-            session,
-            await interactions.get(session, row.completion_id, 0),
-            completion,
-            status=InteractionStatus.COMPLETED,
-            now=9.0,
-            first_token_at=8.0,
-        )
+        await chats.complete(session, row, completion, now=9.0)
     async with database.read() as session:
         kept = await interactions.get(session, row.completion_id, 0)
     assert (kept.status, kept.token_ids, kept.text) == ("completed", [190, 7], "\ufffdhi")
