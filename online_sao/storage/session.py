@@ -6,6 +6,8 @@ Everything that talks to the database does it inside ``Database.read()`` or ``Da
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -69,7 +71,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA journal_mode=WAL")
+        _use_write_ahead_log(cursor)
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not left in pages that happen to be free
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
@@ -80,6 +82,19 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
         connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get(_BEGIN, 'DEFERRED')}")
 
     return engine
+
+
+def _use_write_ahead_log(cursor: Any) -> None:
+    """Two processes that open a new file at once both want to be the one that changes its mode, and SQLite refuses one of them without waiting."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _create_postgresql_engine(url: str) -> AsyncEngine:
