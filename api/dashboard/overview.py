@@ -141,7 +141,7 @@ def _unused(title: str, found: Sequence[Unused], since: str | None = None) -> st
             place |= {"since": since, "effect": "none"}
         shown = link(f"{words.count(unused.count)} {what}", "interactions", **place, reason=unused.kind.code.value if unused.kind else None)
         items.append(f'<li>{shown}. <span class="muted">{escape(advice)}</span></li>')
-    return f'<h3>{title}</h3><ul class="reasons">{"".join(items)}</ul>' if items else ""
+    return f'<h3>{title}</h3><ul class="reasons" aria-label="{title}">{"".join(items)}</ul>' if items else ""
 
 
 def coverage(view: View) -> str:
