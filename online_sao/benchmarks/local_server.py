@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ class LocalProgram:
         self._port = port
 
     def __enter__(self) -> Self:
+        _terminate_in_order()
         port = _free_port(self._port)
         self.url = f"http://127.0.0.1:{port}"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +108,12 @@ class LocalServer(LocalProgram):
         variables = {f"ONLINE_SAO_{name.upper().replace('.', '__')}": value for name, value in settings.items()}
         command = [sys.executable, "-m", "online_sao.cli", "serve", "--data-dir", str(data_dir)]
         super().__init__(command, data_dir, variables, ready_path="/readyz", port=port)
+
+
+def _terminate_in_order() -> None:
+    """From now on SIGTERM unwinds this program, as Ctrl-C does: left to its default it would end at once, and its servers would stay."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _free_port(wanted: int) -> int:
