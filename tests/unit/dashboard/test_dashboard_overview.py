@@ -107,7 +107,7 @@ def test_what_was_not_used_says_why_what_to_do_and_where_it_is():
     )
     without_effect = (Unused(None, of_code(ReasonCode.METRIC_NOT_WEIGHTED), 3), Unused(TrajectoryState.EXPIRED, of_code(ReasonCode.POLICY_LAG), 1))
     drawn = overview.stages(replace(view(), unused=unused, without_effect=without_effect))
-    scores, answers = drawn.split("Answers not used, scored or not")
+    scores, answers = drawn.split("<h3>Answers not used, scored or not</h3>")
     for part in ("1 850 asked for with store: false", "client&#x27;s wish", "training=not_trainable&amp;reason=store_false"):
         assert part in answers
     assert "training=rejected" in answers
