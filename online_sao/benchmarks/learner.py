@@ -28,12 +28,13 @@ from online_sao.algorithm.recipes import Recipe, recipe
 from online_sao.benchmarks import flops, trl_grpo
 from online_sao.benchmarks.learner_report import write_report
 from online_sao.benchmarks.measured import environment, measured, peak_memory, time_by_kind
-from online_sao.benchmarks.peak import matmul_peak
+from online_sao.benchmarks.peak import matmul_peak, products_rate
 from online_sao.config import LearningSettings, PolicySettings
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.inference.renderer import Renderer
 from online_sao.learner.learner import Learner
 from online_sao.models.catalog import load_model, obtain
+from online_sao.models.projections import find_projections
 from online_sao.runtime.memory import keep_freed_memory
 from online_sao.simulation.prompts import TRAINING
 from online_sao.types import Trajectory
@@ -116,7 +117,8 @@ Step = tuple[Callable[[], Any], Callable[[], Any]]
 
 def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """All contestants on one batch, taking turns."""
-    shape = flops.Shape.of(load_model(arguments.model_path))
+    model = load_model(arguments.model_path)
+    shape, weights = flops.Shape.of(model), [model.get_submodule(name).weight for name in find_projections(model).names]
     trajectories = make_trajectories(arguments.model_path, case, shape.vocabulary)
     learners = {name: Contestant(arguments.model_path, trajectories, recipe(name, "live"), case.rank, arguments.microbatch_tokens) for name in OURS}
     batch = learners["sao"].batch
@@ -139,6 +141,7 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "computed_tokens": work.tokens,
         "action_tokens": work.action_tokens,
         "all_tokens": tokens,
+        "products_rate": products_rate(row, weights, PEAK_REPETITIONS),
         "matmul_peak": measured([run["peak"] for found in runs.values() for run in found]),
         "contestants": results,
     }

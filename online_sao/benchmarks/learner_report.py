@@ -31,7 +31,8 @@ def _setting(result: Mapping[str, Any], case: Mapping[str, Any]) -> str:
     return (
         f"{case['trajectories']} trajectories, {case['all_tokens']} tokens ({case['action_tokens']} of them actions; {case['computed_tokens']} "
         f"computed, the prefix they share once), LoRA rank {case['rank']}, model {result['model']}, fp32, {environment['threads']} threads, torch "
-        f"{environment['torch']}. Matrix products of these shapes reach {rate:.0f} GFLOP/s here. Median (lowest to highest)."
+        f"{environment['torch']}. Matrix products of these shapes reach {rate:.0f} GFLOP/s here "
+        f"({case['products_rate'] / 1e9:.0f} through all of the model's own, each read from memory again). Median (lowest to highest)."
     )
 
 

@@ -28,6 +28,18 @@ def matmul_peak(tokens: int, matrices: Sequence[tuple[int, int]], repetitions: i
     return flops / seconds
 
 
+def products_rate(tokens: int, weights: Sequence[torch.Tensor], repetitions: int = REPETITIONS) -> float:
+    """As ``matmul_peak``, through a model's own ``weights`` [out, in] one after the other: each is read from memory again, as in a real pass."""
+    pairs = [(torch.randn(tokens, weight.shape[1]), torch.randn(tokens, weight.shape[0]), weight.detach()) for weight in weights]
+
+    def products() -> None:
+        for x, gradient, weight in pairs:
+            functional.linear(x, weight)
+            gradient @ weight
+
+    return 4.0 * tokens * sum(weight.numel() for weight in weights) / median_seconds(products, repetitions)
+
+
 def read_bandwidth(megabytes: int, repetitions: int = REPETITIONS) -> float:
     """Bytes/s of reading ``megabytes`` once, by matrix-vector products: what decoding one token does with weights. Median of the repetitions."""
     rows = 1024
