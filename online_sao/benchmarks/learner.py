@@ -85,7 +85,7 @@ def make_trajectories(model_path: Path, case: Case, vocabulary: int) -> list[Tra
 
 
 class Contestant:
-    """A learner before every update where it was at first, its first update (with warm-up passes) made."""
+    """A learner that stands before its second update (the first has the warm-up passes), and goes back there before every step."""
 
     def __init__(self, model_path: Path, trajectories: Sequence[Trajectory], chosen: Recipe, rank: int, microbatch_tokens: int) -> None:
         self.learner = Learner.open(model_path, chosen, lora_rank=rank, lora_alpha=2 * rank)

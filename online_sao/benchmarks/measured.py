@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def measured(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "runs": len(values)}
 
 
-@contextmanager
+@contextlib.contextmanager
 def time_by_kind(*, all_threads: bool = False) -> Iterator[dict[str, float]]:
     """Filled at the end: the shares of operator time inside (of each without the operators it calls) by kind; ``elementwise`` is all that has no name
     here. ``all_threads``: also of threads that run already."""
@@ -53,6 +54,8 @@ def peak_memory(step: Callable[[], object]) -> dict[str, int] | None:
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if not status.exists() or not os.access(reset, os.W_OK):
         return None
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier steps have freed and the process keeps is none of this one's
     reset.write_text("5")  # the high-water mark begins anew
     before = _status(status, "VmRSS")
     step()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 from online_sao.benchmarks import decode, learner, trl_grpo
+from online_sao.benchmarks.measured import peak_memory
 from online_sao.benchmarks.trl_grpo import _padded
 from tests.fakes.tiny_model import tiny_model
 
@@ -48,6 +50,18 @@ def test_the_learner_benchmark_says_what_it_lacks(tmp_path, capsys, monkeypatch)
     assert "online-sao[bench]" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert learner.main(["--out", str(tmp_path), "--report-only"]) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no other system says")
+def test_memory_is_what_a_step_needs_beyond_what_is_there():
+    def step() -> None:
+        torch.ones(10_000_000) * 2  # two of 40 MB
+
+    step()
+    for _ in range(2):
+        found = peak_memory(step)
+        assert found is not None
+        assert 78e6 < found["more"] < 90e6
 
 
 def test_padding_to_either_side():
