@@ -130,7 +130,8 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         steps: dict[str, Step] = {name: (learner.prepare, learner.step) for name, learner in learners.items()}
         if arguments.trl:
             steps |= {name: (_nothing, _grpo(case, trajectories, arguments.model_path, Path(scratch), wanted)) for name, wanted in RIVALS.items()}
-        runs = _take_turns(steps, arguments.repetitions, f"{case.what} {case.size}", lambda: matmul_peak(row, matrices, PEAK_REPETITIONS))
+        repetitions = arguments.repetitions if case.what == "usual" else arguments.growth_repetitions
+        runs = _take_turns(steps, repetitions, f"{case.what} {case.size}", lambda: matmul_peak(row, matrices, PEAK_REPETITIONS))
         results = {name: _result(steps[name], runs[name], tokens, needed.get(name)) for name in steps}
     return {
         "what": case.what,
@@ -218,7 +219,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="learner", description=__doc__)
     parser.add_argument("--model", default="bundled", help="bundled, a folder or a hub id")
-    parser.add_argument("--repetitions", type=int, default=7, help="measured steps of each contestant in each case")
+    parser.add_argument("--repetitions", type=int, default=7, help="measured steps of each contestant in the usual case")
+    parser.add_argument("--growth-repetitions", type=int, default=3, help="and where a size is varied")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer, where the length is not varied")
     parser.add_argument("--batches", type=int, nargs="*", default=[4, 16, 32], help="trajectories in an update, beside the usual 8")
     parser.add_argument("--lengths", type=int, nargs="*", default=[96, 256], help="tokens of an answer, beside the usual")
@@ -232,7 +234,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure every case, write them as JSON, then the report. Returns the exit status: 2 if TRL is wanted and not there."""
+    """Measure every case, write them as JSON, then the report. Returns the exit status: 2 if TRL is wanted and not there, 1 if there is
+    nothing to report on."""
     arguments = _arguments(argv)
     path = arguments.out / "learner.json"
     if not arguments.report_only:

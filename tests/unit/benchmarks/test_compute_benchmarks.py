@@ -22,12 +22,13 @@ def one_thread():
 
 
 def test_the_learner_benchmark_from_end_to_end(tmp_path):
-    sizes = ["--batches", "2", "--lengths", "--ranks", "2", "--repetitions", "1", "--tokens", "4", "--threads", "1"]
+    sizes = ["--batches", "2", "--lengths", "--ranks", "2", "--repetitions", "2", "--growth-repetitions", "1", "--tokens", "4", "--threads", "1"]
     command = ["--model", str(tiny_model()), "--no-trl", *sizes, "--out", str(tmp_path)]
     assert learner.main(command) == 0
     usual, fewer, rank = json.loads((tmp_path / "learner.json").read_text())["cases"]
     assert (usual["trajectories"], fewer["trajectories"], rank["rank"]) == (8, 2, 2)
     assert usual["action_tokens"] == 32
+    assert [case["contestants"]["sao"]["seconds"]["runs"] for case in (usual, fewer, rank)] == [2, 1, 1]
     assert usual["computed_tokens"] < usual["all_tokens"], "a shared prefix is computed once"
     for case in (usual, fewer, rank):
         sao, cheap = (case["contestants"][name] for name in ("sao", "running-mean"))
