@@ -152,6 +152,22 @@ def bench_serving(context: typer.Context) -> None:
     raise typer.Exit(serving(context.args))
 
 
+@bench_app.command("learner", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_learner(context: typer.Context) -> None:
+    """What an update costs, against this machine's matmul peak and TRL's GRPO step."""
+    from online_sao.benchmarks.learner import main as learner
+
+    raise typer.Exit(learner(context.args))
+
+
+@bench_app.command("decode", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_decode(context: typer.Context) -> None:
+    """Tokens per second of the embedded engine, against the time to read its weights once a step."""
+    from online_sao.benchmarks.decode import main as decode
+
+    raise typer.Exit(decode(context.args))
+
+
 @bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench_base_rates(context: typer.Context) -> None:
     """How often a model that has learned nothing pleases each simulated preference."""

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from online_sao.models.adapter import Adapter, adapted_matrices
+from online_sao.models.low_rank import accumulate_low_rank
+from online_sao.models.packed_attention import PACKED_ATTENTION, find_blocks_of
 from online_sao.models.projections import find_blocks, find_projections
 
 AdapterName = Literal["policy", "value"]
@@ -40,6 +42,8 @@ class Backbone:
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
             self._peft.add_adapter("value", self.lora_config("value"))
+        accumulate_low_rank(self._peft)
+        base.set_attn_implementation(PACKED_ATTENTION)
         self._causal_model = base
         self._active: AdapterName | None = None
         self._peft.base_model.disable_adapter_layers()
@@ -113,6 +117,7 @@ class Backbone:
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             attention_mask=self._attention_mask(position_ids, segment_ids),
+            blocks=find_blocks_of(segment_ids),
             use_cache=False,
         )
         hidden: Tensor = output.last_hidden_state[0]
