@@ -35,7 +35,6 @@ from online_sao.inference.renderer import Renderer
 from online_sao.learner.learner import Learner
 from online_sao.models.catalog import load_model, obtain
 from online_sao.models.projections import find_projections
-from online_sao.runtime.memory import keep_freed_memory
 from online_sao.simulation.prompts import TRAINING
 from online_sao.types import Trajectory
 
@@ -243,7 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"TRL is not installed: {trl_grpo.INSTALL}, or --no-trl to measure without it.", style="red", markup=False)
             return 2
         arguments.out.mkdir(parents=True, exist_ok=True)
-        keep_freed_memory()  # as the learner's own process does
         torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
         arguments.model_path = obtain(arguments.model, PolicySettings().cache_dir)
         cases = [run_case(case, arguments) for case in _cases(arguments)]

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from online_sao.models.adapter import Adapter, adapted_matrices
-from online_sao.models.low_rank import accumulate_low_rank
 from online_sao.models.packed_attention import PACKED_ATTENTION, find_blocks_of
 from online_sao.models.projections import find_blocks, find_projections
 
@@ -42,7 +41,6 @@ class Backbone:
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
             self._peft.add_adapter("value", self.lora_config("value"))
-        accumulate_low_rank(self._peft)
         base.set_attn_implementation(PACKED_ATTENTION)
         self._causal_model = base
         self._active: AdapterName | None = None

@@ -25,7 +25,7 @@ from online_sao.learner.learner import Learner
 from online_sao.runtime.learner_setup import open_learner
 from online_sao.runtime.learner_status import LearnerStatus
 from online_sao.runtime.learning_cycle import LearningCycle
-from online_sao.runtime.ranks import PING_SECONDS, join, set_up_process
+from online_sao.runtime.ranks import PING_SECONDS, join, set_threads
 from online_sao.storage.migrations import require_current
 from online_sao.storage.repositories import leases
 from online_sao.storage.session import Database
@@ -48,7 +48,7 @@ def run(settings: Settings) -> NoReturn:
     """
     if settings.learning.niceness:
         os.nice(settings.learning.niceness)
-    set_up_process(settings)
+    set_threads(settings)
     try:
         code = asyncio.run(_until_signal(settings))
     except LeaseHeldError as error:

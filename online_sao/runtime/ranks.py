@@ -25,7 +25,6 @@ from online_sao.config import Settings
 from online_sao.errors import RanksLostError
 from online_sao.learner.ranks import ProcessGroup, Ranks
 from online_sao.runtime.learner_setup import build_learner
-from online_sao.runtime.memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +62,8 @@ def backend(settings: Settings) -> str:
     return "cpu:gloo,cuda:nccl" if settings.learning.device == "cuda" else "gloo"
 
 
-def set_up_process(settings: Settings) -> None:
-    """Torch threads of one rank: what is set, or its share of this machine's cores. And its memory, which every update asks for anew."""
-    keep_freed_memory()
+def set_threads(settings: Settings) -> None:
+    """Torch threads of one rank: what is set, or its share of this machine's cores."""
     torch.set_num_threads(settings.learning.threads or max(1, (os.cpu_count() or 1) // settings.learning.ranks))
 
 
@@ -100,7 +98,7 @@ def _follow_here(index: int, parent: int, environment: dict[str, str], store_fil
     os.environ.update(environment)
     settings = Settings()
     logs.configure(settings.server.log_format)
-    set_up_process(settings)
+    set_threads(settings)
     if settings.learning.device == "cuda":
         torch.cuda.set_device((index + 1) % torch.cuda.device_count())
     store = FileStore(store_file, settings.learning.ranks)

@@ -22,7 +22,7 @@ from online_sao.config import Settings
 from online_sao.errors import ConfigurationError, LeaseHeldError, RanksLostError
 from online_sao.runtime.cluster.learner_host import AGAIN_SECONDS
 from online_sao.runtime.learning import live
-from online_sao.runtime.ranks import backend, follow, set_up_process
+from online_sao.runtime.ranks import backend, follow, set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _be_a_rank(told: dict[str, Any]) -> None:
     logs.configure(settings.server.log_format)
     os.nice(settings.learning.niceness)
     if dist.get_rank() > 0:
-        set_up_process(settings)
+        set_threads(settings)
         follow(settings)
         return
     stop = threading.Event()
@@ -125,7 +125,7 @@ def _ask(host: Any, stop: threading.Event) -> None:
 
 def _be_the_learner(settings: Settings, stop: threading.Event) -> int:
     """``live``, ended by a thread's event."""
-    set_up_process(settings)
+    set_threads(settings)
 
     async def until_told() -> int:
         stopping = asyncio.Event()
