@@ -160,6 +160,14 @@ def bench_base_rates(context: typer.Context) -> None:
     raise typer.Exit(base_rates(context.args))
 
 
+@bench_app.command("barrier", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_barrier(context: typer.Context) -> None:
+    """What synchronous batches, asynchronous groups and single rollouts cost: simulated to 10,000 workers, and for real."""
+    from online_sao.benchmarks.barrier import main as barrier
+
+    raise typer.Exit(barrier(context.args))
+
+
 def main() -> None:
     """Entry point. An error of ours is one line (red, or JSON where the log is), never a traceback."""
     try:
