@@ -168,6 +168,14 @@ def bench_barrier(context: typer.Context) -> None:
     raise typer.Exit(barrier(context.args))
 
 
+@bench_app.command("ingest", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_ingest(context: typer.Context) -> None:
+    """Scores a second, and the dashboard's readings, with a million interactions stored."""
+    from online_sao.benchmarks.ingest import main as ingest
+
+    raise typer.Exit(ingest(context.args))
+
+
 def main() -> None:
     """Entry point. An error of ours is one line (red, or JSON where the log is), never a traceback."""
     try:
