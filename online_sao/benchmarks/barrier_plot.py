@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from online_sao.benchmarks.adaptation_plots import ANCHOR, FROZEN, GRID, MUTED, REAL, STYLE
 
 COLOURS = {"synchronous": FROZEN, "asynchronous groups": ANCHOR, "single rollouts": REAL}
-PANELS = (("worker_utilisation", "Workers busy"), ("updates_per_hour", "Updates an hour"), ("lag_mean", "Updates between start and use, mean"))
+PANELS = (("worker_utilisation", "Workers busy"), ("updates_per_hour", "Updates an hour"), ("lag_mean", "Lag, mean updates"))
 
 
 def write_plot(cells: Sequence[Mapping[str, Any]], path: Path) -> Path:
