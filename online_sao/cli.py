@@ -176,6 +176,22 @@ def bench_base_rates(context: typer.Context) -> None:
     raise typer.Exit(base_rates(context.args))
 
 
+@bench_app.command("barrier", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_barrier(context: typer.Context) -> None:
+    """What synchronous batches, asynchronous groups and single rollouts cost: simulated to 10,000 workers, and for real."""
+    from online_sao.benchmarks.barrier import main as barrier
+
+    raise typer.Exit(barrier(context.args))
+
+
+@bench_app.command("ingest", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_ingest(context: typer.Context) -> None:
+    """Scores a second, and the dashboard's readings, with a million interactions stored."""
+    from online_sao.benchmarks.ingest import main as ingest
+
+    raise typer.Exit(ingest(context.args))
+
+
 def main() -> None:
     """Entry point. An error of ours is one line (red, or JSON where the log is), never a traceback."""
     try:

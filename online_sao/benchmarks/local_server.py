@@ -66,6 +66,12 @@ class LocalProgram:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs inside the context."""
+        assert self._process is not None
+        return self._process.pid
+
     def _wait_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS

@@ -1,24 +1,20 @@
-"""A tiny random chat model with the bundled model's tokenizer, and random adapters for any model: all that works on the real one, in milliseconds."""
+"""Models of benchmarks/tiny_model.py's size, one of which calls tools: all that works on the real one, in milliseconds."""
 
 from __future__ import annotations
 
 import itertools
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from filelock import FileLock
-from transformers import AddedToken, LlamaConfig, LlamaForCausalLM
+from transformers import AddedToken, LlamaForCausalLM
 
 from online_sao.benchmarks.random_adapter import write_random_adapter
+from online_sao.benchmarks.tiny_model import built_once, tiny_config, tiny_model
 from online_sao.config import PolicySettings
 from online_sao.models.catalog import load_tokenizer, obtain
 
 __all__ = ["HERMES_TEMPLATE", "TOOL_CALL", "bundled_model", "tiny_model", "tool_calling_model", "write_random_adapter"]
 
-_FOLDER = "online-sao-tiny-model-2"
 _TOOL_FOLDER = "online-sao-tool-calling-model-2"
 
 TOOL_CALL = (
@@ -56,58 +52,17 @@ def bundled_model() -> Path:
     return obtain("bundled", PolicySettings().cache_dir)
 
 
-def tiny_model() -> Path:
-    """Folder of a Llama of 2 layers and width 64 with the bundled tokenizer (vocabulary 49152, eos 2). Built once, kept in the temp directory."""
-    return _built_once(_FOLDER, _build)
-
-
 def tool_calling_model() -> Path:
     """Folder of a Llama whose every answer is TOOL_CALL, nearly surely at temperature 1, under HERMES_TEMPLATE. Its weights follow one token from
     the one before; the line break that opens an answer begins the chain."""
-    return _built_once(_TOOL_FOLDER, _build_tool_calling)
-
-
-def _built_once(name: str, build: Callable[[Path], None]) -> Path:
-    target = Path(tempfile.gettempdir()) / name
-    with FileLock(f"{target}.lock"):
-        if not target.is_dir():
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                build(Path(scratch) / "model")
-                (Path(scratch) / "model").rename(target)
-    return target
-
-
-def _config(tokenizer: Any, **changes: Any) -> LlamaConfig:
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,  # of 32, the smallest that vLLM serves on a CPU
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.3,  # wide enough that contexts matter and distributions are far from uniform
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return LlamaConfig(**{**sizes, **changes})
-
-
-def _build(folder: Path) -> None:
-    tokenizer = load_tokenizer(bundled_model())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(_config(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return built_once(_TOOL_FOLDER, _build_tool_calling)
 
 
 def _build_tool_calling(folder: Path) -> None:
     tokenizer = load_tokenizer(bundled_model())
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TOOL_CALL])
     tokenizer.chat_template = HERMES_TEMPLATE
-    model = LlamaForCausalLM(_config(tokenizer, num_hidden_layers=1, tie_word_embeddings=False))
+    model = LlamaForCausalLM(tiny_config(tokenizer, num_hidden_layers=1, tie_word_embeddings=False))
     (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
     chain = [line_break, *(tokenizer.convert_tokens_to_ids(text) for text in TOOL_CALL), tokenizer.eos_token_id]
     with torch.no_grad():
