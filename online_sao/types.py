@@ -135,6 +135,8 @@ class Trajectory:
     temperatures: tuple[float, ...]
     policy_versions: tuple[int, ...]
     truncated: bool = False
+    group_id: int | None = None
+    """Trajectories of a batch with the same number answer the same prompt (group-normalised credit compares them). None: a group of its own."""
 
     @property
     def num_action_tokens(self) -> int:
