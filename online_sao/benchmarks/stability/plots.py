@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -15,15 +17,28 @@ from online_sao.benchmarks.plotting import GRID, INK, MUTED, STYLE, save
 from online_sao.benchmarks.stability.claims import cells
 from online_sao.benchmarks.stability.summary import numbers, smoothed
 
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric: a row of plots, on a scale and between limits of its own."""
+
+    label: str
+    metric: str
+    scale: Literal["linear", "log"] = "linear"
+    lowest: float | None = None
+    highest: float | None = None
+
+
+SUCCESS = Row("success rate", "data/success_rate", lowest=-0.02, highest=1.02)
 DIAGNOSTICS = (
-    ("masked fraction", "policy/masked_fraction", "linear"),
-    ("ESS", "policy/ess_fraction", "linear"),
-    ("KL behavior‖current", "policy/kl_behavior_current_k3", "log"),
-    ("entropy (nats)", "policy/entropy", "linear"),
-    ("gradient norm", "policy/grad_norm", "log"),
-    ("explained variance", "value/explained_variance", "linear"),
+    Row("masked fraction", "policy/masked_fraction", lowest=0),
+    Row("ESS", "policy/ess_fraction", highest=1.02),
+    Row("KL behavior‖current", "policy/kl_behavior_current_k3", "log", lowest=1e-5),
+    Row("entropy (nats)", "policy/entropy", lowest=0),
+    Row("gradient norm", "policy/grad_norm", "log"),
+    Row("critic's gradient norm", "value/grad_norm", "log"),
+    Row("explained variance", "value/explained_variance", lowest=-1, highest=1.02),
 )
-LOWEST_EXPLAINED_VARIANCE = -1.0
 
 
 def write_plots(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
@@ -32,33 +47,30 @@ def write_plots(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     with plt.rc_context(STYLE):  # type: ignore[arg-type]
         for task in sorted({result["task"] for result in results}):
             of_task = [result for result in results if result["task"] == task]
-            written.append(save(_figure(of_task, (("success rate", "data/success_rate", "linear"),)), out / f"success-{task}.png"))
+            written.append(save(_figure(of_task, (SUCCESS,)), out / f"success-{task}.png"))
             written.append(save(_figure(of_task, DIAGNOSTICS), out / f"diagnostics-{task}.png"))
     return written
 
 
-def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[tuple[str, str, str]]) -> Figure:
+def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Figure:
     by_lag = [(lag, by_recipe) for _, lag, by_recipe in cells(results)]
     recipes = sorted({result["recipe"] for result in results})
-    colours = dict(zip(recipes, plt.get_cmap("tab20").colors * (1 + len(recipes) // 20), strict=False))  # type: ignore[attr-defined]
-    height = 3.4 if len(rows) == 1 else 2.2
-    figure, grid = plt.subplots(
-        len(rows), len(by_lag), figsize=(3.6 * len(by_lag) + 1, height * len(rows)), squeeze=False, sharex=True, sharey="row", layout="constrained"
-    )
-    for place, (label, metric, scale) in enumerate(rows):
-        for axes, (lag, by_recipe) in zip(grid[place], by_lag, strict=True):
+    palette = plt.get_cmap("tab10" if len(recipes) <= 10 else "tab20").colors  # type: ignore[attr-defined]
+    colours = dict(zip(recipes, itertools.cycle(palette), strict=False))
+    size = (3.6 * len(by_lag) + 1, (3.4 if len(rows) == 1 else 2.2) * len(rows))
+    figure, grid = plt.subplots(len(rows), len(by_lag), figsize=size, squeeze=False, sharex=True, sharey="row", layout="constrained")
+    for row, line in zip(rows, grid, strict=True):
+        line[0].set_ylabel(row.label)
+        for axes, (lag, by_recipe) in zip(line, by_lag, strict=True):
+            axes.set_yscale(row.scale)
             for recipe, runs in by_recipe.items():
-                _curve(axes, [smoothed(numbers(run["series"][metric])) for run in runs], len(runs[0]["series"][metric]), colours[recipe])
-            axes.set_yscale(scale)
+                _curve(axes, runs, row.metric, colours[recipe])
+            axes.set_ylim(row.lowest, row.highest)
             axes.grid(axis="y", color=GRID, lw=0.8)
-            if place == 0:
+            if line is grid[0]:
                 axes.set_title(f"lag {lag}")
-            if metric == "data/success_rate":
-                axes.set_ylim(-0.02, 1.02)
+            if row is SUCCESS:
                 axes.axhline(statistics.median(r["held_out"]["before"] for r in results), color=MUTED, linestyle=(0, (4, 3)), lw=1)
-            if metric == "value/explained_variance":
-                axes.set_ylim(LOWEST_EXPLAINED_VARIANCE, 1.02)
-        grid[place][0].set_ylabel(label)
     for axes in grid[-1]:
         axes.set_xlabel("update")
     handles = [plt.Line2D([], [], color=colours[recipe], lw=2, label=recipe) for recipe in recipes]
@@ -66,9 +78,12 @@ def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[tuple[str, str,
     return figure
 
 
-def _curve(axes: Axes, curves: Sequence[Sequence[float]], updates: int, colour: object) -> None:
-    """The median of ``curves`` and their range, placed so that they end with the last update."""
-    length = min(map(len, curves))
+def _curve(axes: Axes, runs: Sequence[Mapping[str, Any]], metric: str, colour: object) -> None:
+    """The median over the runs and their range, smoothed. Nothing of a critic where there was none."""
+    if metric.startswith("value/") and not any(any(run["series"]["value/updates"]) for run in runs):
+        return
+    curves = [smoothed(numbers(run["series"][metric])) for run in runs]
+    length, updates = min(map(len, curves)), len(runs[0]["series"][metric])
     at_update = list(zip(*(curve[-length:] for curve in curves), strict=True))
     places = range(updates - length + 1, updates + 1)
     axes.plot(places, [statistics.median(values) for values in at_update], color=colour, lw=1.5)  # type: ignore[arg-type]
