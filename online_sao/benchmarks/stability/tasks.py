@@ -1,11 +1,10 @@
 """Two verifiable tasks in a vocabulary of their own. Pure functions of their arguments; they know nothing of models, sampling or trajectories.
 
 ``sort``: one turn. Write six numbers in rising order; every step builds on the ones before.
-``search``: two to five turns. Find a hidden number: ask for a comparison (the tool's reply, the interval left, is the observation), then answer.
+``lookup``: two to five turns. Follow a chain of so many entries of a hidden table: ask for each (the tool's reply is the observation), then answer.
 
-The teachers of the warm start know what an answer looks like and are not good at it: one slips while it sorts, the other asks anywhere in the
-interval that is left, or in the whole again. What is missing, care and bisection, is for the reward to teach: +1 for a right answer, −1 for anything
-else, at the very end.
+The teachers of the warm start know what an answer looks like and are careless: every fourth number or so is any number at all, and what follows
+builds on it. Care is for the reward to teach: +1 for a right answer, −1 for anything else, at the very end.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Instance:
     """``hidden``: what the prompt does not tell, where there is such a thing."""
 
     prompt: tuple[int, ...]
-    hidden: int = 0
+    hidden: tuple[int, ...] = ()
 
 
 class Task(Protocol):
@@ -86,54 +85,50 @@ class Sort:
         return [(*written, END)]
 
 
-class Search:
-    """BEGIN low high → ASK x END, answered by the interval that is left, low high; …; ANSWER x END.
+class Lookup:
+    """BEGIN hops key → ASK key END, answered by its entry in a hidden table; the entry is the next key; …; after so many hops ANSWER entry END.
 
-    Asking a fifth time, or anything that is neither a question nor an answer, ends the episode as wrong. Four questions are enough for an interval
-    of 31 if each halves what is left.
+    Asking a fifth time, or anything that is neither a question nor an answer, ends the episode as wrong.
     """
 
-    name = "search"
+    name = "lookup"
     max_turn_tokens = 5
-    usual_tokens = 23
-    QUESTIONS = 4
-    WIDTHS = (24, 31)
-    """Smallest and largest number of candidates."""
-    SLIP = 0.6
-    """How often the teacher asks as if it had heard nothing yet."""
+    usual_tokens = 19
+    MOST_HOPS = 4
+    SLIP = 0.25
+    """How often the teacher writes any number at all; the turns after it build on that."""
 
     def instance(self, random: Random) -> Instance:
-        width = random.randint(*self.WIDTHS)
-        low = random.randint(0, LARGEST + 1 - width)
-        return Instance((BEGIN, number(low), number(low + width - 1)), random.randrange(low, low + width))
+        hops, key = random.randint(1, self.MOST_HOPS), random.randint(0, LARGEST)
+        return Instance((BEGIN, number(hops), number(key)), tuple(random.sample(range(LARGEST + 1), LARGEST + 1)))
 
     def react(self, instance: Instance, turns: Sequence[tuple[int, ...]]) -> tuple[int, ...] | float:
         turn = turns[-1]
-        if turn == (ANSWER, number(instance.hidden), END):
+        if turn == (ANSWER, self._solution(instance), END):
             return RIGHT
-        if len(turn) != 3 or turn[0] != ASK or turn[1] < _FIRST_NUMBER or turn[2] != END or len(turns) > self.QUESTIONS:
+        if len(turn) != 3 or turn[0] != ASK or turn[1] < _FIRST_NUMBER or turn[2] != END or len(turns) > self.MOST_HOPS:
             return WRONG
-        return tuple(map(number, _interval_left(instance, [asked - _FIRST_NUMBER for _, asked, _ in turns])))
+        return (_entry(instance, turn[1]),)
+
+    def _solution(self, instance: Instance) -> int:
+        _, hops, found = instance.prompt
+        for _ in range(hops - _FIRST_NUMBER):
+            found = _entry(instance, found)
+        return found
 
     def demonstrate(self, instance: Instance, random: Random) -> list[tuple[int, ...]]:
-        first, last = _interval_left(instance, [])
-        asked: list[int] = []
-        low, high = first, last
-        while low < high and len(asked) < self.QUESTIONS:
-            asked.append(random.randint(first, last) if random.random() < self.SLIP else random.randint(low, high))
-            low, high = _interval_left(instance, asked)
-        return [*((ASK, number(value), END) for value in asked), (ANSWER, number(random.randint(low, high)), END)]
+        _, hops, found = instance.prompt
+        turns = []
+        for verb in (*[ASK] * (hops - _FIRST_NUMBER), ANSWER):
+            written = number(random.randint(0, LARGEST)) if random.random() < self.SLIP else found
+            turns.append((verb, written, END))
+            found = _entry(instance, written)
+        return turns
 
 
-def _interval_left(instance: Instance, asked: Sequence[int]) -> tuple[int, int]:
-    """Where the hidden number can still be after it was compared with those ``asked``; the prompt gives the interval of the beginning."""
-    low, high = (token - _FIRST_NUMBER for token in instance.prompt[1:])
-    for value in asked:
-        if value <= instance.hidden:
-            low = max(low, value + (value < instance.hidden))
-        if value >= instance.hidden:
-            high = min(high, value - (value > instance.hidden))
-    return low, high
+def _entry(instance: Instance, key: int) -> int:
+    """Both are tokens."""
+    return number(instance.hidden[key - _FIRST_NUMBER])
 
 
-TASKS: dict[str, Task] = {task.name: task for task in (Sort(), Search())}
+TASKS: dict[str, Task] = {task.name: task for task in (Sort(), Lookup())}

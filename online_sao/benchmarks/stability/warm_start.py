@@ -40,9 +40,9 @@ class WarmStart:
     intermediate_size: int = 512
     layers: int = 4
     heads: int = 4
-    batch_size: int = 64
+    batch_size: int = 32
     learning_rate: float = 1e-3
-    max_steps: int = 1500
+    max_steps: int = 1000
     goal: float = 0.3
     steps_between_looks: int = 25
     looked_at: int = 256

@@ -111,12 +111,12 @@ def test_critics_are_compared_by_gradient_norm_and_explained_variance():
 def test_masked_tokens_are_few_everywhere_or_they_are_not():
     few = [*runs("sao", lag=0, masked_fraction=0.0), *runs("sao", lag=16, masked_fraction=0.03)]
     assert verdict(few, "masked").decision == "reproduced"
-    assert verdict([*few, *runs("sao", task="search", masked_fraction=0.06)], "masked").decision == "not reproduced"
+    assert verdict([*few, *runs("sao", task="lookup", masked_fraction=0.06)], "masked").decision == "not reproduced"
     assert verdict(runs("sao", 2), "masked").decision == "undecided"
 
 
 def test_the_report_has_a_row_for_every_recipe_and_lag(tmp_path):
-    results = [*runs("grpo", collapsed=30), *runs("sao"), *runs("sao", lag=0), *runs("sao", task="search")]
+    results = [*runs("grpo", collapsed=30), *runs("sao"), *runs("sao", lag=0), *runs("sao", task="lookup")]
     report = markdown(results)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in report.splitlines() if line.startswith(("| sao |", "| grpo |"))]
     assert [row[:4] for row in rows] == [["sao", "4", "3", "0"], ["sao", "0", "3", "0"], ["grpo", "4", "3", "3 (40, 40, 40)"], ["sao", "4", "3", "0"]]
@@ -128,6 +128,6 @@ def test_the_report_has_a_row_for_every_recipe_and_lag(tmp_path):
     written = write_report(results, tmp_path)
     assert {path.name for path in written} == {
         "report.md",
-        *(f"{kind}-{task}.png" for kind in ("success", "diagnostics") for task in ("sort", "search")),
+        *(f"{kind}-{task}.png" for kind in ("success", "diagnostics") for task in ("sort", "lookup")),
     }
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])

@@ -15,7 +15,7 @@ SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_s
 
 def a_short_run(tmp_path, **changes):
     options = RunOptions(
-        **{"task": "search", "recipe": "sao", "lag": 1, "seed": 1, "updates": 4, "batch_size": 8, "held_out": 16, "mixed": 1.0, **changes}
+        **{"task": "lookup", "recipe": "sao", "lag": 1, "seed": 1, "updates": 4, "batch_size": 8, "held_out": 16, "mixed": 1.0, **changes}
     )
     base, _ = warm_start.obtain(TASKS[options.task], options.seed, options.warm_start, tmp_path, lambda step, most, right: None)
     return run(options, base, lambda update, right: None)
@@ -57,7 +57,7 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     asked += ["--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
     assert main(asked) == 0
     files = sorted((tmp_path / "runs").iterdir())
-    assert [path.name for path in files] == [f"{task}-sao-lag{lag}-seed1.json" for task in ("search", "sort") for lag in (0, 2)]
+    assert [path.name for path in files] == [f"{task}-sao-lag{lag}-seed1.json" for task in ("lookup", "sort") for lag in (0, 2)]
     result = json.loads(files[0].read_text())
     assert result["options"]["updates"] == 3
     assert result["recipe_numbers"]["value_updates"] == 2

@@ -17,8 +17,8 @@ SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_s
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Taught the form of a search, and no more: random tokens would never ask."""
-    folder, _ = warm_start.obtain(TASKS["search"], 1, SMALL, tmp_path_factory.mktemp("warm"), lambda step, most, right: None)
+    """Taught the form of a lookup, and no more: random tokens would never ask."""
+    folder, _ = warm_start.obtain(TASKS["lookup"], 1, SMALL, tmp_path_factory.mktemp("warm"), lambda step, most, right: None)
     return folder
 
 
@@ -40,8 +40,8 @@ def an_adapter(model, seed):
 
 def rollout(model, adapters, version, **options):
     random = Random(5)
-    questions = [TASKS["search"].instance(random) for _ in range(24)]
-    return Sampler(model).rollout(TASKS["search"], questions, adapters, version, torch.Generator().manual_seed(3), **options)
+    questions = [TASKS["lookup"].instance(random) for _ in range(24)]
+    return Sampler(model).rollout(TASKS["lookup"], questions, adapters, version, torch.Generator().manual_seed(3), **options)
 
 
 @torch.no_grad()
@@ -70,7 +70,6 @@ def test_observations_stand_between_actions_and_only_the_last_token_is_rewarded(
     for trajectory in sampled:
         observed = [token for token, mask in zip(trajectory.token_ids[3:], trajectory.loss_mask[3:], strict=True) if not mask]
         assert all(token >= number(0) for token in observed)
-        assert len(observed) % 2 == 0
         several += bool(observed)
         assert trajectory.loss_mask[-1]
         assert trajectory.rewards[-1] in (1.0, -1.0)
@@ -103,11 +102,11 @@ def test_a_warm_start_is_made_once_and_again_when_something_of_it_changes(base, 
     def unwanted(step, most, right):
         raise AssertionError("it was made again")
 
-    folder, about = warm_start.obtain(TASKS["search"], 1, SMALL, base.parent, unwanted)
+    folder, about = warm_start.obtain(TASKS["lookup"], 1, SMALL, base.parent, unwanted)
     assert folder == base
     assert about["steps"] == 60
     looks = []
     other = WarmStart(**{**about["numbers"], "max_steps": 1, "steps_between_looks": 1})
-    changed, _ = warm_start.obtain(TASKS["search"], 1, other, base.parent, lambda *look: looks.append(look))
+    changed, _ = warm_start.obtain(TASKS["lookup"], 1, other, base.parent, lambda *look: looks.append(look))
     assert changed != base
     assert len(looks) == 1

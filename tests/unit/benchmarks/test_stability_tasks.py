@@ -6,7 +6,7 @@ import pytest
 
 from online_sao.benchmarks.stability.tasks import ANSWER, ASK, BEGIN, END, EQUALS, PAD, TASKS, VOCABULARY, Instance, number
 
-SORT, SEARCH = TASKS["sort"], TASKS["search"]
+SORT, LOOKUP = TASKS["sort"], TASKS["lookup"]
 
 
 def test_numbers_are_sorted_whole_and_once_or_they_are_not():
@@ -19,38 +19,31 @@ def test_numbers_are_sorted_whole_and_once_or_they_are_not():
     assert SORT.react(question, [(number(0), *right)]) == -1.0
 
 
-def test_the_tool_replies_with_the_interval_that_is_left():
-    question = Instance((BEGIN, number(3), number(30)), 11)
+TABLE = (3, 0, 4, 2, 1, *range(5, 32))
+"""0 → 3 → 2 → 4 → 1 → 0."""
+
+
+def test_the_tool_replies_with_the_entry_of_the_key_asked_for():
+    question = Instance((BEGIN, number(3), number(0)), TABLE)
     turns = []
-    for asked, low, high in ((12, 3, 11), (20, 3, 11), (9, 10, 11), (11, 11, 11)):
+    for asked, entry in ((0, 3), (3, 2), (31, 31), (2, 4)):
         turns.append((ASK, number(asked), END))
-        assert SEARCH.react(question, turns) == (number(low), number(high))
-    assert SEARCH.react(question, [*turns, (ANSWER, number(11), END)]) == 1.0
-    assert SEARCH.react(question, [(ANSWER, number(12), END)]) == -1.0
+        assert LOOKUP.react(question, turns) == (number(entry),)
+    assert LOOKUP.react(question, [*turns, (ANSWER, number(4), END)]) == 1.0
+    assert LOOKUP.react(question, [(ANSWER, number(2), END)]) == -1.0
 
 
 @pytest.mark.parametrize("turn", [(ASK, END), (ASK, PAD, END), (ASK, number(3), number(4), END), (ASK, number(3), PAD), (number(3),) * 5])
-def test_what_is_neither_question_nor_answer_ends_the_search_as_wrong(turn):
-    assert SEARCH.react(Instance((BEGIN, number(0), number(9)), 3), [turn]) == -1.0
+def test_what_is_neither_question_nor_answer_ends_the_lookup_as_wrong(turn):
+    assert LOOKUP.react(Instance((BEGIN, number(1), number(9)), TABLE), [turn]) == -1.0
 
 
-def test_a_fifth_question_ends_the_search_as_wrong_and_a_fifth_turn_may_answer():
-    question = Instance((BEGIN, number(0), number(30)), 3)
-    asked = [(ASK, number(20), END)] * 5
-    assert SEARCH.react(question, asked[:4]) == (number(0), number(19))
-    assert SEARCH.react(question, asked) == -1.0
-    assert SEARCH.react(question, [*asked[:4], (ANSWER, number(3), END)]) == 1.0
-
-
-def test_four_questions_are_enough_for_who_halves_what_is_left():
-    low, high = 0, 30
-    for hidden in range(low, high + 1):
-        question = Instance((BEGIN, number(low), number(high)), hidden)
-        turns, left = [], question.prompt[1:]
-        while left[0] < left[1] and len(turns) < 4:
-            turns.append((ASK, sum(left) // 2, END))
-            left = SEARCH.react(question, turns)
-        assert SEARCH.react(question, [*turns, (ANSWER, left[0], END)]) == 1.0, hidden
+def test_a_fifth_question_ends_the_lookup_as_wrong_and_a_fifth_turn_may_answer():
+    question = Instance((BEGIN, number(4), number(0)), TABLE)
+    asked = [(ASK, number(key), END) for key in (0, 3, 2, 4, 1)]
+    assert LOOKUP.react(question, asked[:4]) == (number(1),)
+    assert LOOKUP.react(question, asked) == -1.0
+    assert LOOKUP.react(question, [*asked[:4], (ANSWER, number(1), END)]) == 1.0
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
