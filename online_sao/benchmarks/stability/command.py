@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from online_sao.algorithm.recipes import Preset
 from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.stability import warm_start
 from online_sao.benchmarks.stability.claims import RECIPES
@@ -114,7 +115,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lags", type=int, nargs="+", default=list(LAGS), help="updates between a rollout's first token and its use")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each with a warm start and questions of its own")
     parser.add_argument("--updates", type=int, default=defaults["updates"], help="updates of a run")
-    parser.add_argument("--preset", default=defaults["preset"], help="whose numbers: live or paper, but for rates, batch and anchor")
+    parser.add_argument("--preset", choices=get_args(Preset), default=defaults["preset"], help="whose numbers, but for rates, batch and anchor")
     parser.add_argument("--policy-learning-rate", type=float, default=defaults["policy_learning_rate"], help="of every recipe")
     parser.add_argument("--value-learning-rate", type=float, default=defaults["value_learning_rate"], help="of every recipe")
     parser.add_argument("--batch-size", type=int, default=defaults["batch_size"], help="trajectories of an update")

@@ -118,7 +118,7 @@ class Lookup:
 
     def demonstrate(self, instance: Instance, random: Random) -> list[tuple[int, ...]]:
         _, hops, found = instance.prompt
-        turns = []
+        turns: list[tuple[int, ...]] = []
         for verb in (*[ASK] * (hops - _FIRST_NUMBER), ANSWER):
             written = number(random.randint(0, LARGEST)) if random.random() < self.SLIP else found
             turns.append((verb, written, END))

@@ -53,15 +53,16 @@ def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
 
 
 def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
-    asked = ["--recipes", "sao", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8", "--held-out", "16"]
-    asked += ["--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
+    asked = ["--recipes", "sao", "running-mean", "--preset", "live", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8"]
+    asked += ["--held-out", "16", "--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
     assert main(asked) == 0
     files = sorted((tmp_path / "runs").iterdir())
-    assert [path.name for path in files] == [f"{task}-sao-lag{lag}-seed1.json" for task in ("lookup", "sort") for lag in (0, 2)]
-    result = json.loads(files[0].read_text())
+    names = {f"{task}-{name}-lag{lag}-seed1.json" for task in ("lookup", "sort") for name in ("sao", "running-mean") for lag in (0, 2)}
+    assert {path.name for path in files} == names
+    result = json.loads((tmp_path / "runs" / "lookup-sao-lag2-seed1.json").read_text())
     assert result["options"]["updates"] == 3
     assert result["recipe_numbers"]["value_updates"] == 2
-    assert result["recipe_numbers"]["anchor_coefficient"] == 0
+    assert result["recipe_numbers"]["anchor_coefficient"] == 0  # of every recipe, and not what live says
     assert 5e5 < result["warm_start"]["parameters"] < 2e6
     assert {len(values) for values in result["series"].values()} == {3}
     assert "--seeds 1" in result["command"]
@@ -69,7 +70,7 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     capsys.readouterr()
     assert main(asked) == 0
     assert [path.stat().st_mtime_ns for path in files] == written
-    assert "4 of 4 runs are there already" in capsys.readouterr().err
+    assert "8 of 8 runs are there already" in capsys.readouterr().err
     (tmp_path / "report.md").unlink()
     assert main(["--report-only", "--out", str(tmp_path)]) == 0
     assert "| sao | 2 | 1 |" in (tmp_path / "report.md").read_text()
