@@ -9,6 +9,7 @@ import copy
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from online_sao.benchmarks.stability.tasks import BEGIN, END, LARGEST, PAD, VOCA
 IGNORED = -100
 """Of cross-entropy: tokens that the teacher did not choose."""
 ORDER = 0.02
-"""How strongly: as much as the rest of an embedding varies."""
+"""How strongly numbers begin in their order: as much as the rest of an embedding varies."""
 TIED = "lm_head.weight"
 """The embedding again: kept once."""
 
@@ -53,8 +54,8 @@ def obtain(task: Task, seed: int, numbers: WarmStart, cache: Path, progress: Cal
 
     ``progress(step, most, success_rate)`` is called at every look.
     """
-    # What was taught by other numbers or another teacher is another warm start.
-    taught = json.dumps(asdict(numbers), sort_keys=True) + inspect.getsource(tasks)
+    # What was taught with other numbers, by another teacher or in another way is another warm start.
+    taught = json.dumps(asdict(numbers), sort_keys=True) + inspect.getsource(tasks) + inspect.getsource(sys.modules[__name__])
     folder = cache / f"{task.name}-seed{seed}-{hashlib.sha256(taught.encode()).hexdigest()[:12]}"
     if not (folder / "about.json").is_file():
         model, about = _teach(task, seed, numbers, progress)
@@ -120,9 +121,8 @@ def _teach(task: Task, seed: int, numbers: WarmStart, progress: Callable[[int, i
 def _order_numbers(model: LlamaForCausalLM) -> None:
     """Neighbouring numbers begin with similar embeddings: that they have an order need not be learned first."""
     embedding = model.get_input_embeddings().weight
-    values = torch.arange(LARGEST + 1)
-    waves = torch.arange(embedding.shape[1] // 2) * (torch.pi / 2) / LARGEST
-    angles = values[:, None] * waves.clamp(max=torch.pi / 2)
+    frequencies = torch.linspace(torch.pi / 2 / LARGEST, torch.pi / 2, embedding.shape[1] // 2)
+    angles = torch.arange(LARGEST + 1)[:, None] * frequencies
     embedding[number(0) : number(LARGEST) + 1] += ORDER * torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
