@@ -2,17 +2,24 @@
 
 All functions take one trajectory of T tokens, action and observation tokens mixed, and look at action tokens only (``loss_mask`` True). ``values[t]``
 is V(a_t), read from the hidden state one position before a_t, so that it does not depend on the action. Both ends of an answer, an end-of-turn token
-and a length limit, are terminal: the value after the last action token is 0 and nothing is bootstrapped.
+and a length limit, are terminal: the value after the last action token is 0 and nothing is bootstrapped. Those that compare trajectories
+(``group_normalised``, ``batch_centred``) take one return of each.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from online_sao.algorithm.numerics import compute_dtype
+
+GROUP_EPSILON = 1e-6
+"""Added to the spread of a group's returns, in units of reward."""
 
 
 def length_adaptive_lambda(num_action_tokens: int, alpha: float = 1.5) -> float:
@@ -74,3 +81,85 @@ def monte_carlo_returns(rewards: Tensor, loss_mask: Tensor, gamma: float = 1.0) 
         action_returns[i] = following = following if math.isfinite(following) else math.nan
     returns[loss_mask] = torch.tensor(action_returns, dtype=dtype, device=rewards.device)
     return returns
+
+
+def every_token_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, alpha: float) -> Tensor:
+    """GAE that does not skip: the chain runs from the first action token to the last over every token in between, observations too, and decays along
+    them; λ adapts to the length of that chain. ``values[t]`` must have been read at observation tokens too.
+
+    Otherwise as ``skip_observation_gae``, which it equals where there is no observation. Raises ValueError if there is no action token.
+    """
+    actions = loss_mask.nonzero().squeeze(-1)
+    if not len(actions):
+        raise ValueError("a trajectory needs an action token")
+    chain = torch.zeros_like(loss_mask)
+    chain[int(actions[0]) : int(actions[-1]) + 1] = True
+    advantages = skip_observation_gae(rewards, values, chain, gamma, length_adaptive_lambda(int(chain.sum()), alpha))
+    return torch.where(loss_mask, advantages, torch.zeros_like(advantages))
+
+
+def step_index(loss_mask: Tensor) -> Tensor:
+    """Which step (action, turn) a token belongs to: 0 in the first contiguous run of ``loss_mask[T]``, 1 in the second, …; [T] long. Off the mask the
+    number means nothing."""
+    begins = loss_mask & ~torch.cat([torch.zeros_like(loss_mask[:1]), loss_mask[:-1]])
+    return begins.long().cumsum(0) - 1
+
+
+def step_gae(
+    rewards: Tensor, values: Tensor, loss_mask: Tensor, steps: Tensor, gamma: float, alpha: float, value: Literal["average", "last"]
+) -> Tensor:
+    """GAE from step to step, not token to token (an ablation of arXiv 2607.07508). With V_k one value of step k, R_k the sum of its rewards,
+
+        A_k = R_k + gamma · V_{k+1} − V_k + gamma · λ · A_{k+1},   λ = length_adaptive_lambda(number of steps)
+
+    and every token of step k has the advantage A_k. ``value``: V_k is the "average" of its tokens' values, or that of its "last" token.
+    ``steps[T]`` long: as ``step_index``. Otherwise as ``skip_observation_gae``, which it equals where every step is one token.
+    """
+    dtype = compute_dtype(rewards, values)
+    action_rewards, action_values = rewards.detach()[loss_mask].to(dtype), values.detach()[loss_mask].to(dtype)
+    _, owner, counts = torch.unique_consecutive(steps[loss_mask], return_inverse=True, return_counts=True)
+    nothing = torch.zeros(len(counts), dtype=dtype, device=rewards.device)
+    step_rewards = nothing.index_add(0, owner, action_rewards)
+    if value == "average":
+        step_values = nothing.index_add(0, owner, action_values) / counts
+    else:
+        step_values = action_values[counts.cumsum(0) - 1]
+    everything = torch.ones_like(nothing, dtype=torch.bool)
+    step_advantages = skip_observation_gae(step_rewards, step_values, everything, gamma, length_adaptive_lambda(len(counts), alpha))
+    advantages = torch.zeros(loss_mask.shape, dtype=dtype, device=rewards.device)
+    advantages[loss_mask] = step_advantages[owner]
+    return advantages
+
+
+def group_normalised(returns: Sequence[float], groups: Sequence[int | None], epsilon: float = GROUP_EPSILON) -> list[float]:
+    """(G − mean) / (standard deviation + epsilon) within each group (GRPO, arXiv 2402.03300), one number a trajectory.
+
+    The deviation is that of a sample (divisor n − 1), as common implementations have it. A trajectory without a group (None), or alone in its group,
+    is compared with nobody: 0. A return that is not finite gets 0 and is left out of its group.
+    """
+    members: dict[int, list[float]] = {}
+    for value, group in zip(returns, groups, strict=True):
+        if group is not None and math.isfinite(value):
+            members.setdefault(group, []).append(value)
+    normalised = []
+    for value, group in zip(returns, groups, strict=True):
+        others = members.get(group, []) if group is not None and math.isfinite(value) else []
+        normalised.append((value - statistics.fmean(others)) / (statistics.stdev(others) + epsilon) if len(others) > 1 else 0.0)
+    return normalised
+
+
+def batch_centred(returns: Sequence[float]) -> list[float]:
+    """G − mean over the batch, one number a trajectory. A return that is not finite gets 0 and is left out of the mean."""
+    finite = [value for value in returns if math.isfinite(value)]
+    mean = statistics.fmean(finite) if finite else 0.0
+    return [value - mean if math.isfinite(value) else 0.0 for value in returns]
+
+
+def sample_mean(advantages: Sequence[Tensor], loss_masks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Advantages under which every trajectory counts the same in a loss that is a mean over tokens: A · N / (B · l), l its own action tokens.
+
+    Σ over tokens / N then is the mean over trajectories of the mean over each one's tokens.
+    """
+    lengths = [int(mask.sum()) for mask in loss_masks]
+    mean_length = sum(lengths) / len(lengths)
+    return tuple(advantage * (mean_length / length) for advantage, length in zip(advantages, lengths, strict=True))

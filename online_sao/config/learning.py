@@ -30,15 +30,34 @@ class RewardSettings(Group):
         return self
 
 
+RecipeName = Literal[
+    "sao",
+    "sao-k1",
+    "sao-unfrozen-attention",
+    "sao-no-skip-observation",
+    "sao-step-average",
+    "sao-last-token",
+    "sao-no-value-pretraining",
+    "vapo",
+    "grpo",
+    "grpo-dis",
+    "running-mean",
+    "ema",
+    "batch-mean",
+    "icepop",
+    "ppo-decoupled",
+]
+
+
 class LearningSettings(Group):
-    """None means: what the preset says (algorithm/recipes.py)."""
+    """None means: what the preset says (algorithm/recipes/)."""
 
     enabled: bool = True
     """Whether anything learns. False: scores are kept, and no learner is started or missed."""
     placement: Literal["child", "separate"] = "child"
     """Who keeps the learner running: the server, as its ``child``; or somebody else, by ``online-sao learn`` on the same database and data_dir."""
-    recipe: Literal["sao", "running-mean"] = "sao"
-    """Which algorithm (algorithm/recipes.py): ``sao``, or ``running-mean``, which has no value model: the baseline to measure against."""
+    recipe: RecipeName = "sao"
+    """Which algorithm: ``sao``, or one of the rivals and ablations it can be measured against (docs/algorithm.md has the table)."""
     preset: Literal["live", "paper"] = "live"
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
@@ -74,9 +93,9 @@ class LearningSettings(Group):
     value_pretraining_max_scores: int = Field(512, ge=2)
     """Newest scored interactions that value pretraining looks at."""
     epsilon_low: float | None = Field(None, gt=0)
-    """Lower width of the DIS band: a token is trained where 1 − epsilon_low < ratio < 1 + epsilon_high."""
+    """Lower width of the DIS band, where a token is trained: 1 − epsilon_low < ratio < 1 + epsilon_high. In the PPO recipes, of the clip."""
     epsilon_high: float | None = Field(None, gt=0)
-    """Upper width of the DIS band."""
+    """Upper width of the DIS band, or of the clip."""
     anchor_coefficient: float | None = Field(None, ge=0)
     """β of the KL(current ‖ base) anchor. 0: no anchor."""
     anchor_gain: float | None = Field(None, ge=0)

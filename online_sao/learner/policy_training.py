@@ -1,10 +1,12 @@
-"""The policy's part of an update: one microbatch's losses and their gradients. Takes no step; gradients add up in the policy's parameters.
-
-The policy loss (docs/design.md §5) and the anchor, over the action tokens of the whole batch. Knows no value model and no optimiser.
+"""The policy's part of an update: the losses of docs/algorithm.md over the action tokens of a batch, their gradients, and one step (or as many as the
+recipe takes). Owns in which order they come and what is measured on the way; knows no value model and no credit.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
@@ -13,21 +15,87 @@ from torch import Tensor
 from online_sao.algorithm.diagnostics import entropy
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.losses import anchor_loss, policy_loss
-from online_sao.algorithm.recipes import Recipe
-from online_sao.experience.batching import PackedMicrobatch
-from online_sao.learner.report import PolicyPiece
-from online_sao.learner.stepping import forward_inputs
+from online_sao.algorithm.recipes import Recipe, WeighInputs
+from online_sao.experience.batching import PackedMicrobatch, TrainBatch
+from online_sao.learner.ranks import Ranks
+from online_sao.learner.report import PolicyPass, PolicyPiece
+from online_sao.learner.stepping import forward_inputs, step, trained_parameters
 from online_sao.models.policy import PolicyModel, token_logprobs
 
 HEAD_TOKENS = 128
 """Action tokens whose logits over the whole vocabulary exist at one time (25 MB a copy for the bundled model)."""
 
 
+class PolicyTrainer:
+    """``optimizer`` holds the parameters of ``model`` and nothing else."""
+
+    def __init__(self, model: PolicyModel, optimizer: torch.optim.AdamW, ranks: Ranks) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._ranks = ranks
+
+    def train(self, recipe: Recipe, batch: TrainBatch, advantages: Sequence[Tensor], beta: float, check: Callable[[], None]) -> PolicyPass:
+        """One policy update; advantages [N_m] by microbatch, ``beta`` the anchor's coefficient. The recipe's ``policy_minibatches`` share the
+        microbatches out; each share makes a step of its own, over its own N, and is measured as that step met it."""
+        started = time.perf_counter()
+        result = PolicyPass(anchor_coefficient=beta)
+        count = len(batch.microbatches)
+        steps = min(recipe.policy_minibatches, count)
+        proximal = self._proximal_logprobs(batch, check) if steps > 1 else None
+        pieces: dict[int, PolicyPiece] = {}
+        # Microbatches come by falling length: dealt out in turn, each share has its part of the long ones.
+        for share in (range(first, count, steps) for first in range(steps)):
+            num_action_tokens = sum(len(batch.microbatches[index].action_ids) for index in share)
+
+            def work(number: int, share: range = share, num_action_tokens: int = num_action_tokens) -> PolicyPiece:
+                index = share[number]
+                then = None if proximal is None else proximal[index]
+                return accumulate(self._model, recipe, batch.microbatches[index], advantages[index], beta, num_action_tokens, then)
+
+            self._optimizer.zero_grad(set_to_none=True)
+            found = self._ranks.each(len(share), work, check, trained_parameters(self._optimizer))
+            self._step(recipe, found, result)
+            fraction = num_action_tokens / batch.num_action_tokens
+            pieces.update(zip(share, (piece.scaled(fraction) for piece in found), strict=True))
+        for number in range(count):
+            result.add(pieces[number])
+        result.seconds = time.perf_counter() - started
+        return result
+
+    def _step(self, recipe: Recipe, pieces: Sequence[PolicyPiece], result: PolicyPass) -> None:
+        """One step on the gradients that have been left, which ``result`` is told of."""
+        # Without a single trained token there is no gradient but the anchor's, and Adam would still move along its memory of earlier steps.
+        if not any(bool(piece.weights.kept.any()) for piece in pieces):
+            self._optimizer.zero_grad(set_to_none=True)
+            return
+        norm = step(self._optimizer, sum(loss for piece in pieces for loss in piece.losses), recipe.gradient_clip, self._ranks)
+        if norm is None:
+            result.problem = "the policy's loss or gradients are not finite"
+        result.step_applied = result.step_applied or norm is not None
+        result.grad_norm = math.nan if norm is None or result.problem else max(result.grad_norm, norm)
+
+    def _proximal_logprobs(self, batch: TrainBatch, check: Callable[[], None]) -> list[Tensor]:
+        """Logprobs [N_m] of the policy as it stands."""
+
+        @torch.no_grad()
+        def work(index: int) -> Tensor:
+            microbatch = batch.microbatches[index].to(self._model.device)
+            return _logprobs(self._model, self._model.states(*forward_inputs(microbatch)), microbatch).cpu()
+
+        return self._ranks.each(len(batch.microbatches), work, check)
+
+
 def accumulate(
-    policy: PolicyModel, recipe: Recipe, microbatch: PackedMicrobatch, advantages: Tensor, beta: float, num_action_tokens: int
+    policy: PolicyModel,
+    recipe: Recipe,
+    microbatch: PackedMicrobatch,
+    advantages: Tensor,
+    beta: float,
+    num_action_tokens: int,
+    proximal_logprobs: Tensor | None = None,
 ) -> PolicyPiece:
     """Forward and backward of one microbatch; gradients add up in the policy's parameters. ``beta`` is the anchor's coefficient,
-    ``num_action_tokens`` N of the whole batch, over all microbatches and ranks.
+    ``num_action_tokens`` N of the whole step, over all microbatches and ranks. ``proximal_logprobs`` [N_m]: None where they are the current ones.
 
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
     current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
@@ -36,13 +104,12 @@ def accumulate(
     base_states = policy.base_states(*forward_inputs(microbatch))
     states = policy.states(*forward_inputs(microbatch))
     leaf = states.detach().requires_grad_()
-    chunks = [slice(start, start + HEAD_TOKENS) for start in range(0, len(leaf), HEAD_TOKENS)]
     ids, temperatures = microbatch.action_ids, microbatch.temperatures
-    with torch.no_grad():
-        current = torch.cat([token_logprobs(policy.logits(leaf[c]), ids[c], temperatures[c]) for c in chunks])
-    decided = recipe.token_weights(current, microbatch.behavior_logprobs, advantages, microbatch.trajectory_index)
+    current = _logprobs(policy, leaf, microbatch)
+    proximal = current if proximal_logprobs is None else proximal_logprobs.to(policy.device)
+    decided = recipe.token_weights(WeighInputs(current, microbatch.behavior_logprobs, proximal, advantages, microbatch.trajectory_index))
     losses, kl_base, entropies = [], [], []
-    for c in chunks:
+    for c in _chunks(len(leaf)):
         logits = policy.logits(leaf[c])
         loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)
         with torch.set_grad_enabled(beta > 0):
@@ -55,3 +122,14 @@ def accumulate(
     states.backward(leaf.grad)  # type: ignore[no-untyped-call]
     decided = TokenWeights(**{item.name: getattr(decided, item.name).cpu() for item in fields(decided)})
     return PolicyPiece(losses, kl_base, entropies, decided, (current - microbatch.behavior_logprobs).cpu())
+
+
+@torch.no_grad()
+def _logprobs(policy: PolicyModel, states: Tensor, microbatch: PackedMicrobatch) -> Tensor:
+    """Log-probabilities [N] of a microbatch's action tokens from the states [N, H] that produce them."""
+    ids, temperatures = microbatch.action_ids, microbatch.temperatures
+    return torch.cat([token_logprobs(policy.logits(states[c]), ids[c], temperatures[c]) for c in _chunks(len(states))])
+
+
+def _chunks(count: int) -> list[slice]:
+    return [slice(start, start + HEAD_TOKENS) for start in range(0, count, HEAD_TOKENS)]

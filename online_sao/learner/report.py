@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,10 +43,15 @@ class PolicyPiece:
     weights: TokenWeights
     log_ratio: Tensor
 
+    def scaled(self, fraction: float) -> PolicyPiece:
+        """Losses and KL as parts of the whole batch, of whose action tokens the step they belong to had this fraction."""
+        return replace(self, losses=[loss * fraction for loss in self.losses], kl_base=[kl * fraction for kl in self.kl_base])
+
 
 @dataclass(slots=True)
 class PolicyPass:
-    """Per-token results of the policy's forward passes over a whole batch, in the order of its microbatches, and what became of the step."""
+    """Per-token results of the policy's forward passes over a whole batch, in the order of its microbatches, and what became of the step. Of several
+    steps: applied if one was, the largest gradient norm, a problem if one had it."""
 
     log_ratio: list[Tensor] = field(default_factory=list)
     weights: list[TokenWeights] = field(default_factory=list)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from online_sao.errors import ConfigurationError
 
@@ -30,11 +30,12 @@ ValueRecord = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LearnerIdentity:
-    """What a state belongs to: its weights mean nothing on another base or at another rank."""
+    """What a state belongs to: its weights mean nothing on another base, at another rank, or in other projections."""
 
     base_digest: str
     lora_rank: int
     lora_alpha: int
+    frozen_value_attention: bool = True  # states of before it was kept: it always was
 
     def require_same(self, other: LearnerIdentity, where: Path) -> None:
         """Raises ConfigurationError, saying what to do, if ``other`` (read from ``where``) is not of this learner."""
@@ -44,10 +45,16 @@ class LearnerIdentity:
                 f"The checkpoint in {where} was trained on another base model ({other.base_digest[:12]}…, this one is {self.base_digest[:12]}…). "
                 f"Set policy.model back to that model, {advice}"
             )
-        if other != self:
+        if (other.lora_rank, other.lora_alpha) != (self.lora_rank, self.lora_alpha):
             raise ConfigurationError(
                 f"The checkpoint in {where} has LoRA rank {other.lora_rank} and alpha {other.lora_alpha}, the settings say rank {self.lora_rank} and "
                 f"alpha {self.lora_alpha}. Set policy.lora_rank and policy.lora_alpha back, {advice}"
+            )
+        if other.frozen_value_attention != self.frozen_value_attention:
+            theirs, ours = ("frozen" if frozen else "trained" for frozen in (other.frozen_value_attention, self.frozen_value_attention))
+            raise ConfigurationError(
+                f"The value model of the checkpoint in {where} has its attention {theirs}, the recipe's has it {ours}. "
+                f"Set learning.recipe back to one whose value model has its attention {theirs}, {advice}"
             )
 
 
@@ -67,6 +74,12 @@ class LearnerState:
 
 def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def assign(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
 
 
 def copy_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
 
 
 def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
-    """Raises ConfigurationError if the folder belongs to another base model or rank."""
+    """Raises ConfigurationError if the folder belongs to another base model, rank, or kind of value model."""
     identity.require_same(LearnerIdentity(**json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))), folder)
     training = torch.load(folder / TRAINING_FILE, weights_only=True, map_location="cpu")
     return LearnerState(

@@ -18,8 +18,9 @@ from torch import Tensor
 from online_sao.algorithm.advantages import monte_carlo_returns
 from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.losses import value_loss
+from online_sao.algorithm.recipes import Recipe
 from online_sao.experience.batching import TrainBatch, pack
-from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.layout import by_microbatch, by_trajectory, chain_positions
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
 from online_sao.learner.state import ValueRecord
@@ -93,6 +94,22 @@ class ValueTrainer:
         result.seconds = time.perf_counter() - started
         return result
 
+    def train_and_read(
+        self, recipe: Recipe, batch: TrainBatch, returns: Sequence[Tensor], warmup: int, check: Check
+    ) -> tuple[ValuePass, list[Tensor]]:
+        """The recipe's K value updates and ``warmup`` more, on targets [l_i] of every trajectory; and the values that its credit looks at: of action
+        tokens, or of whole chains (layout.chain_mask) where it has observation_values."""
+        if not recipe.uses_values:
+            nothing = [torch.zeros_like(returned) for returned in returns]
+            return ValuePass(values_before=by_microbatch(batch, nothing)), nothing
+        chains = self._read_chains(batch, check) if recipe.observation_values and not recipe.fresh_values else None
+        result = self.train(batch, by_microbatch(batch, returns), recipe.value_updates + warmup, check)
+        if recipe.observation_values:
+            return result, self._read_chains(batch, check) if chains is None else chains
+        if result.updates and recipe.fresh_values:
+            return result, self.read(batch, check)
+        return result, by_trajectory(batch, result.values_before)
+
     def read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
         """Values [l_i] of every trajectory, without gradient."""
         return by_trajectory(batch, self._read(batch, check))
@@ -102,6 +119,18 @@ class ValueTrainer:
             return self._model.values_without_gradient(*forward_inputs(batch.microbatches[index].to(self._model.device))).cpu()
 
         return self._ranks.each(len(batch.microbatches), values, check)
+
+    def _read_chains(self, batch: TrainBatch, check: Check) -> list[Tensor]:
+        """Values [c_i] of every trajectory's chain, without gradient."""
+
+        def values(number: int) -> dict[int, Tensor]:
+            microbatch = batch.microbatches[number].to(self._model.device)
+            indices, positions = chain_positions(batch, microbatch)
+            read = self._model.values_without_gradient(*forward_inputs(microbatch)[:3], torch.cat(positions)).cpu()
+            return dict(zip(indices, torch.split(read, [len(position) for position in positions]), strict=True))
+
+        found = {index: chain for part in self._ranks.each(len(batch.microbatches), values, check) for index, chain in part.items()}
+        return [found[index] for index in range(len(batch.trajectories))]
 
     def pretrain(
         self,

@@ -26,16 +26,16 @@ class Backbone:
     """A frozen causal model with its two adapters. Both start as the base itself (LoRA B is zero).
 
     ``base`` is used in place and frozen. ``seed`` fixes the initialisation of LoRA A; the global random state is left as it was.
+    ``frozen_value_attention``: the value adapter has no matrix in attention to train (docs/design.md §5, Values).
     """
 
-    def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int) -> None:
+    def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int, frozen_value_attention: bool = True) -> None:
         self.lora_rank, self.lora_alpha = lora_rank, lora_alpha
         base.eval().requires_grad_(False)
         # Before the adapters wrap them; shared with the model, not copied, because nothing here ever writes to them.
         self.pristine: dict[str, Tensor] = adapted_matrices(base)
         found = find_projections(base)
-        # The value model's attention is frozen (docs/design.md §5, Values): it has no matrix there to train.
-        self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp)}
+        self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp if frozen_value_attention else found.names)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")

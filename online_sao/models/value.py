@@ -12,7 +12,7 @@ from online_sao.models.backbone import Backbone
 
 
 class ValueModel:
-    """The base model under the "value" adapter (MLP projections only) with a scalar head on the final hidden state.
+    """The base model under the "value" adapter (MLP projections only, where attention is frozen) with a scalar head on the final hidden state.
 
     The head starts at zero, so every value is 0 until the first value update: the middle of the reward range, and no noise in the first
     advantages. The head learns first, and through it the adapter.
@@ -33,8 +33,8 @@ class ValueModel:
         return {**self._backbone.adapter_parameters("value"), **head}
 
     def values(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
-        """V(a_t) [N] of the N action tokens of a packed row [T], read at ``state_positions``: the states that produce them. Read at a_t itself
-        the baseline would depend on the action and bias the gradient. With gradient."""
+        """V(a_t) [N] of N tokens (action tokens, as a rule) of a packed row [T], read at ``state_positions``: the states that produce them. Read at
+        a_t itself the baseline would depend on the action and bias the gradient. With gradient."""
         hidden = self._backbone.hidden("value", input_ids, position_ids, segment_ids)[state_positions]
         values: Tensor = self.head(hidden).squeeze(-1)
         return values

@@ -23,7 +23,7 @@ from online_sao.storage.session import Database
 
 
 async def pretrain_value(settings: Settings, progress: Callable[[int, int], None]) -> PretrainingReport:
-    """Raises ConfigurationError where a learner is running, too little is logged, or the recipe has no value model."""
+    """Raises ConfigurationError where a learner is running, too little is logged, or the recipe has no value model to pretrain."""
     database = Database(settings.database_url)
     try:
         await require_current(database)
@@ -42,8 +42,11 @@ async def pretrain_value(settings: Settings, progress: Callable[[int, int], None
 async def _pretrain(settings: Settings, database: Database, progress: Callable[[int, int], None]) -> PretrainingReport:
     compute = Background()
     learner = await compute.run(lambda: open_learner(settings))
-    if not learner.recipe.uses_values:
-        raise ConfigurationError(f"The recipe {learner.recipe.name} has no value model. Set learning.recipe to one that has, for example sao.")
+    if not learner.recipe.pretrains_values:
+        lacks = "takes its value model as it begins" if learner.recipe.uses_values else "has no value model"
+        raise ConfigurationError(
+            f"The recipe {learner.recipe.name} {lacks}. Set learning.recipe to one whose value model is pretrained, for example sao."
+        )
     checkpoints = Checkpoints(settings.checkpoints_dir)
     await LearnerRecovery(database, learner, compute, checkpoints, settings.policy_store_dir).run()
     report = await ValuePretraining(database, learner, compute, settings.learning, lambda: False).run(progress)

@@ -31,9 +31,9 @@ class ValuePretraining:
         self._cancelled = cancelled
 
     async def due(self) -> bool:
-        """The value model knows nothing yet, credit asks it, and enough scored interactions are logged."""
+        """The value model knows nothing yet, the recipe wants it pretrained, and enough scored interactions are logged."""
         least = self._settings.value_pretraining_min_scores
-        if least == 0 or not self._learner.recipe.uses_values or not self._learner.value_is_untrained:
+        if least == 0 or not self._learner.recipe.pretrains_values or not self._learner.value_is_untrained:
             return False
         async with self._database.read() as session:
             return await trajectories.count_scored(session, limit=least) >= least

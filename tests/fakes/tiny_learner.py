@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from online_sao.algorithm.recipes import critic_advantages, recipe
+from online_sao.algorithm.recipes import Recipe, critic_advantages, recipe
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.learner import Learner
 from online_sao.learner.ranks import Ranks
@@ -65,6 +65,27 @@ class Bench:
             policy_versions=(-1,) * prompt + (0,) * tokens,
         )
 
+    def conversation(
+        self, trajectory_id: int, turns: str = "....AAA..A...AA", *, reward: float = 1.0, group_id: int | None = None, shift: float = 0.0
+    ) -> Trajectory:
+        """Several turns with observations between them, as in '..AA.A' (A: an action token). Any tokens at all, with the policy's own logprobs of
+        those that are actions, ``shift`` added; the reward on the last action."""
+        generator = torch.Generator().manual_seed(trajectory_id)
+        ids = torch.randint(VOCABULARY, (len(turns),), generator=generator).tolist()
+        mask = tuple(letter == "A" for letter in turns)
+        logprobs = [0.0, *self.learner.score(ids[:1], ids[1:], 1.0)]
+        last = turns.rindex("A")
+        return Trajectory(
+            trajectory_id=trajectory_id,
+            token_ids=tuple(ids),
+            loss_mask=mask,
+            behavior_logprobs=tuple(logprob + shift if flag else 0.0 for logprob, flag in zip(logprobs, mask, strict=True)),
+            rewards=tuple(reward if position == last else 0.0 for position in range(len(ids))),
+            temperatures=(1.0,) * len(ids),
+            policy_versions=tuple(0 if flag else -1 for flag in mask),
+            group_id=group_id,
+        )
+
     def batch(self, rewards: Sequence[float] = (1.0, -1.0, 0.5, -0.5), *, max_tokens: int = 1000, first_id: int = 0, **sampling: Any) -> TrainBatch:
         """Trajectories of different lengths, one for each reward."""
         lengths = ((6, 5), (9, 3), (4, 7), (12, 1))
@@ -99,4 +120,9 @@ def make_bench(*, lora_rank: int = 4, ranks: Ranks | None = None, **numbers: Any
         "fresh_values": True,
         **numbers,
     }
-    return Bench(Learner(tiny_llama(), "tiny", recipe("sao", "live", **chosen), lora_rank=lora_rank, lora_alpha=2 * lora_rank, ranks=ranks))
+    return bench_of(recipe("sao", "live", **chosen), lora_rank=lora_rank, ranks=ranks)
+
+
+def bench_of(chosen: Recipe, *, lora_rank: int = 4, ranks: Ranks | None = None) -> Bench:
+    """A learner that follows the recipe as it is."""
+    return Bench(Learner(tiny_llama(), "tiny", chosen, lora_rank=lora_rank, lora_alpha=2 * lora_rank, ranks=ranks))

@@ -1,15 +1,13 @@
 """Recipes: the numbers of the presets, overrides, and that other algorithms fit without the learner asking."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from online_sao.algorithm.advantages import skip_observation_gae
-from online_sao.algorithm.calibration import PastReturns, calibration_slope, recent_mean, reward_drop
-from online_sao.algorithm.importance import TokenWeights
-from online_sao.algorithm.recipes import CreditInputs, Recipe, recipe
+from online_sao.algorithm.calibration import calibration_slope, recent_mean, reward_drop
+from online_sao.algorithm.recipes import CreditInputs, Recipe, WeighInputs, recipe
 
 F64 = torch.float64
 
@@ -30,6 +28,15 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (
     "baseline_window": 128,
     "anchor_reach": 0.5,
     "uses_values": True,
+    "policy_minibatches": 1,
+    "sample_mean": False,
+    "frozen_value_attention": True,
+    "observation_values": False,
+    "value_pretraining": True,
+    "proximal_ratio_low": 0.0,
+    "proximal_ratio_high": float("inf"),
+    "sequence_kl_limit": 3e-3,
+    "ema_decay": 0.95,
 }
 
 
@@ -83,6 +90,10 @@ def test_overrides_replace_and_none_means_the_presets_own() -> None:
         ("policy_learning_rate", float("nan")),
         ("baseline_half_life", 0.0),
         ("baseline_window", 0),
+        ("ema_decay", 1.0),
+        ("policy_minibatches", 0),
+        ("proximal_ratio_high", 0.0),
+        ("sequence_kl_limit", 0.0),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(field: str, number: float) -> None:
@@ -91,8 +102,10 @@ def test_numbers_that_cannot_work_are_refused(field: str, number: float) -> None
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="running-mean/live, sao/live, sao/paper"):
-        recipe("grpo")
+    with pytest.raises(ValueError, match="no recipe ema/paper; known: batch-mean/live, batch-mean/paper, ema/live, grpo/live"):
+        recipe("ema", "paper")
+    with pytest.raises(ValueError, match="no recipe grop/live"):
+        recipe("grop")
     with pytest.raises(ValueError, match="sao/dead"):
         recipe("sao", "dead")
     with pytest.raises(TypeError, match="learning_speed"):
@@ -101,9 +114,9 @@ def test_unknown_names_are_refused() -> None:
 
 def test_token_weights_use_the_recipes_own_band_also_when_overridden() -> None:
     log_ratio = torch.log(t(0.6, 0.8, 3.5, 5.5))
-    owner = torch.zeros(4, dtype=torch.long)
-    reasoning = recipe("sao", "paper").token_weights(log_ratio, t(0, 0, 0, 0), t(1, 1, 1, 1), owner)
-    coding = recipe("sao", "paper", epsilon_low=0.8, epsilon_high=3.0).token_weights(log_ratio, t(0, 0, 0, 0), t(1, 1, 1, 1), owner)
+    inputs = WeighInputs(log_ratio, t(0, 0, 0, 0), log_ratio, t(1, 1, 1, 1), torch.zeros(4, dtype=torch.long))
+    reasoning = recipe("sao", "paper").token_weights(inputs)
+    coding = recipe("sao", "paper", epsilon_low=0.8, epsilon_high=3.0).token_weights(inputs)
     assert reasoning.kept.tolist() == [False, True, True, True]
     assert coding.kept.tolist() == [True, True, True, False]
 
@@ -181,24 +194,3 @@ def test_gamma_and_alpha_of_the_recipe_are_used() -> None:
     chosen = recipe("sao", "paper", gamma=0.5, lambda_alpha=1.0)
     expected = skip_observation_gae(inputs.rewards, inputs.values, inputs.loss_mask, 0.5, 0.5)
     assert torch.equal(chosen.advantages([inputs])[0], expected)
-
-
-def test_another_algorithm_is_another_pair_of_functions() -> None:
-    """A PPO-style clip needs the advantage's sign, a batch-mean baseline needs all trajectories: both signatures carry them."""
-
-    def clip(recipe: Recipe, current: torch.Tensor, behavior: torch.Tensor, advantages: torch.Tensor, trajectory_index: torch.Tensor) -> TokenWeights:
-        ratio = torch.exp(current - behavior)
-        high = (ratio > 1 + recipe.epsilon_high) & (advantages > 0)
-        low = (ratio < 1 - recipe.epsilon_low) & (advantages < 0)
-        kept = ~(high | low)
-        return TokenWeights(torch.where(kept, ratio, 0.0), kept, low, high, torch.zeros_like(kept))
-
-    def batch_mean(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns]) -> tuple[torch.Tensor, ...]:
-        totals = torch.stack([trajectory.rewards.sum() for trajectory in trajectories])
-        return tuple((total - totals.mean()) * inputs.loss_mask for total, inputs in zip(totals, trajectories, strict=True))
-
-    rival = dataclasses.replace(recipe(), name="rival", weigh=clip, credit=batch_mean)
-    inputs = [CreditInputs(t(0, reward), t(0, 0), torch.tensor([False, True])) for reward in (1.0, 0.0)]
-    assert [a.tolist() for a in rival.advantages(inputs)] == [[0.0, 0.5], [0.0, -0.5]]
-    weights = rival.token_weights(torch.log(t(9, 9)), t(0, 0), t(1, -1), torch.tensor([0, 1]))
-    assert weights.kept.tolist() == [False, True]

@@ -1,0 +1,27 @@
+"""GRPO (arXiv 2402.03300): no value model; what a trajectory earned is compared with the others of its group. Owns group credit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from online_sao.algorithm.advantages import group_normalised
+from online_sao.algorithm.calibration import PastReturns
+from online_sao.algorithm.recipes.baselines import NO_CRITIC, outcome_advantages, outcomes
+from online_sao.algorithm.recipes.definition import CreditInputs, Recipe
+from online_sao.algorithm.recipes.ppo import CLIP_HIGHER, ppo_weights
+from online_sao.algorithm.recipes.sao import SAO_LIVE, SAO_PAPER
+
+
+def group_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], history: Sequence[PastReturns] = ()) -> tuple[Tensor, ...]:
+    """The trajectory's outcome, normalised within its group, on every action token. Alone in its group, or without one: 0, it teaches nothing."""
+    groups = [trajectory.group_id for trajectory in trajectories]
+    return outcome_advantages(trajectories, group_normalised(outcomes(recipe, trajectories, ()), groups))
+
+
+RECIPES = (
+    *(dataclasses.replace(sao, name="grpo", weigh=ppo_weights, credit=group_advantages, **CLIP_HIGHER, **NO_CRITIC) for sao in (SAO_LIVE, SAO_PAPER)),
+    *(dataclasses.replace(sao, name="grpo-dis", credit=group_advantages, **NO_CRITIC) for sao in (SAO_LIVE, SAO_PAPER)),
+)
