@@ -1,11 +1,15 @@
 """The benchmark itself, a few updates long: real rollouts, learner, files and report; the same again from the same seed."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
 from online_sao.benchmarks.stability import warm_start
-from online_sao.benchmarks.stability.command import main
+from online_sao.benchmarks.stability.claims import RECIPES
+from online_sao.benchmarks.stability.command import _arguments, main
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
 from online_sao.benchmarks.stability.warm_start import WarmStart
@@ -53,11 +57,11 @@ def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
 
 
 def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
-    asked = ["--recipes", "sao", "running-mean", "--preset", "live", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8"]
+    asked = ["--recipes", "sao", "grpo", "--preset", "live", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8"]
     asked += ["--held-out", "16", "--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
     assert main(asked) == 0
     files = sorted((tmp_path / "runs").iterdir())
-    names = {f"{task}-{name}-lag{lag}-seed1.json" for task in ("lookup", "sort") for name in ("sao", "running-mean") for lag in (0, 2)}
+    names = {f"{task}-{name}-lag{lag}-seed1.json" for task in ("lookup", "sort") for name in ("sao", "grpo") for lag in (0, 2)}
     assert {path.name for path in files} == names
     result = json.loads((tmp_path / "runs" / "lookup-sao-lag2-seed1.json").read_text())
     assert result["options"]["updates"] == 3
@@ -76,3 +80,9 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     assert "| sao | 2 | 1 |" in (tmp_path / "report.md").read_text()
     assert main([*asked, "--group-size", "2"]) == 1  # not passed off as the same experiment
     assert "made with other options" in capsys.readouterr().err
+
+
+def test_the_documented_command_and_the_defaults_can_be_run():
+    (command,) = re.findall(r"^online-sao bench stability (.*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
+    assert len(_arguments(shlex.split(command)).planned) == 2 * 4 * 4 * 3
+    assert {options.recipe for options in _arguments([]).planned} == set(RECIPES)
