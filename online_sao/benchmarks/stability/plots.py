@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from online_sao.benchmarks.plotting import GRID, INK, MUTED, STYLE, save
 from online_sao.benchmarks.stability.claims import cells
@@ -20,11 +21,11 @@ from online_sao.benchmarks.stability.summary import numbers, smoothed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric: a row of plots, on a scale and between limits of its own."""
+    """One metric: a row of plots, between limits of its own. ``log_above``: from there on the scale is logarithmic, and linear below, where 0 is."""
 
     label: str
     metric: str
-    scale: Literal["linear", "log"] = "linear"
+    log_above: float | None = None
     lowest: float | None = None
     highest: float | None = None
 
@@ -33,10 +34,10 @@ SUCCESS = Row("success rate", "data/success_rate", lowest=-0.02, highest=1.02)
 DIAGNOSTICS = (
     Row("masked fraction", "policy/masked_fraction", lowest=0),
     Row("ESS", "policy/ess_fraction", highest=1.02),
-    Row("KL behavior‖current", "policy/kl_behavior_current_k3", "log", lowest=1e-5),
+    Row("KL behavior‖current", "policy/kl_behavior_current_k3", log_above=1e-5, lowest=0),
     Row("entropy (nats)", "policy/entropy", lowest=0),
-    Row("gradient norm", "policy/grad_norm", "log"),
-    Row("critic's gradient norm", "value/grad_norm", "log"),
+    Row("gradient norm", "policy/grad_norm", log_above=1e-2, lowest=0),
+    Row("critic's gradient norm", "value/grad_norm", log_above=1e-2, lowest=0),
     Row("explained variance", "value/explained_variance", lowest=-1, highest=1.02),
 )
 
@@ -62,7 +63,8 @@ def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Figure
     for row, line in zip(rows, grid, strict=True):
         line[0].set_ylabel(row.label)
         for axes, (lag, by_recipe) in zip(line, by_lag, strict=True):
-            axes.set_yscale(row.scale)
+            if row.log_above is not None:
+                axes.set_yscale("symlog", linthresh=row.log_above)
             for recipe, runs in by_recipe.items():
                 _curve(axes, runs, row.metric, colours[recipe])
             axes.set_ylim(row.lowest, row.highest)
@@ -73,12 +75,12 @@ def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Figure
                 axes.axhline(statistics.median(r["held_out"]["before"] for r in results), color=MUTED, linestyle=(0, (4, 3)), lw=1)
     for axes in grid[-1]:
         axes.set_xlabel("update")
-    handles = [plt.Line2D([], [], color=colours[recipe], lw=2, label=recipe) for recipe in recipes]
+    handles = [Line2D([], [], color=colours[recipe], lw=2, label=recipe) for recipe in recipes]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(recipes)), frameon=False, labelcolor=INK)
     return figure
 
 
-def _curve(axes: Axes, runs: Sequence[Mapping[str, Any]], metric: str, colour: object) -> None:
+def _curve(axes: Axes, runs: Sequence[Mapping[str, Any]], metric: str, colour: Any) -> None:
     """The median over the runs and their range, smoothed. Nothing of a critic where there was none."""
     if metric.startswith("value/") and not any(any(run["series"]["value/updates"]) for run in runs):
         return
@@ -86,6 +88,6 @@ def _curve(axes: Axes, runs: Sequence[Mapping[str, Any]], metric: str, colour: o
     length, updates = min(map(len, curves)), len(runs[0]["series"][metric])
     at_update = list(zip(*(curve[-length:] for curve in curves), strict=True))
     places = range(updates - length + 1, updates + 1)
-    axes.plot(places, [statistics.median(values) for values in at_update], color=colour, lw=1.5)  # type: ignore[arg-type]
+    axes.plot(places, [statistics.median(values) for values in at_update], color=colour, lw=1.5)
     if len(curves) > 1:
-        axes.fill_between(places, [min(v) for v in at_update], [max(v) for v in at_update], color=colour, alpha=0.15, lw=0)  # type: ignore[arg-type]
+        axes.fill_between(places, [min(v) for v in at_update], [max(v) for v in at_update], color=colour, alpha=0.15, lw=0)
