@@ -95,6 +95,16 @@ class Bench:
             chosen.append(self.sample(first_id + number, prompt=prompt, tokens=tokens, reward=reward, **sampling))
         return pack(chosen, max_tokens)
 
+    def conversations(self, *, max_tokens: int = 40, first_id: int = 0, shift: float = 0.0) -> TrainBatch:
+        """Six trajectories, several of them with observations between actions, three to a group."""
+        turns = ("....AAA..A...AA", "..A.AA", "...AAAA", ".A....A", "......AAA.AAA", "..AA")
+        rewards = (1.0, -1.0, 0.5, -0.5, 0.0, 0.8)
+        made = (
+            self.conversation(first_id + number, masked, reward=reward, group_id=number % 2, shift=shift)
+            for number, (masked, reward) in enumerate(zip(turns, rewards, strict=True))
+        )
+        return pack(list(made), max_tokens)
+
     @torch.no_grad()
     def _next_logits(self, ids: list[int]) -> torch.Tensor:
         tokens = torch.tensor(ids)
@@ -106,6 +116,11 @@ class Bench:
 
     def value(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.learner.value.parameters().items()}
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    """Whether a single number of these weights is another one."""
+    return any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def make_bench(*, lora_rank: int = 4, ranks: Ranks | None = None, **numbers: Any) -> Bench:
