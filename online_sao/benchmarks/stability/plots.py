@@ -69,7 +69,7 @@ def _figure(results: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Figure
                 _curve(axes, runs, row.metric, colours[recipe])
             axes.set_ylim(row.lowest, row.highest)
             axes.grid(axis="y", color=GRID, lw=0.8)
-            if line is grid[0]:
+            if row is rows[0]:
                 axes.set_title(f"lag {lag}")
             if row is SUCCESS:
                 axes.axhline(statistics.median(r["held_out"]["before"] for r in results), color=MUTED, linestyle=(0, (4, 3)), lw=1)
