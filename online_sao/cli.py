@@ -168,6 +168,14 @@ def bench_decode(context: typer.Context) -> None:
     raise typer.Exit(decode(context.args))
 
 
+@bench_app.command("stability", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_stability(context: typer.Context) -> None:
+    """Compare recipes over hundreds of updates of a tiny model whose rollouts are some updates old."""
+    from online_sao.benchmarks.stability.command import main as stability
+
+    raise typer.Exit(stability(context.args))
+
+
 @bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench_base_rates(context: typer.Context) -> None:
     """How often a model that has learned nothing pleases each simulated preference."""

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
-import os
-import platform
 import shutil
 import signal
 import time
@@ -24,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from online_sao.benchmarks.adaptation_report import summarise, write_report
+from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.local_server import LocalServer
 from online_sao.errors import OnlineSAOError
 from online_sao.simulation.display import RichDisplay, phases_table
@@ -75,18 +73,6 @@ def _branch(name: str, options: SimulationOptions, settings: dict[str, str], dat
         result = asyncio.run(simulate(replace(options, url=server.url), display))
     console.print(phases_table(result))
     return result
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on beside the settings."""
-    packages = ("online-sao", "torch", "transformers", "peft")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_at_end": os.getloadavg()[0],
-        **{name: importlib.metadata.version(name) for name in packages},
-    }
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Plots of the seeds' results. The only place that imports matplotlib (the ``plots`` extra); runs and computes nothing else."""
+"""Plots of the seeds' results. Needs the ``plots`` extra; runs and computes nothing else."""
 
 from __future__ import annotations
 
@@ -7,43 +7,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from online_sao.benchmarks.plotting import GRID, INK, STYLE, save
+
 MOVING_AVERAGE = 30
-INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 REAL, ANCHOR, FROZEN = "#2563eb", "#d97706", "#6b7280"
 BANDS = ("#f5f8ff", "#fff8ef", "#f3faf5")
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "figure.facecolor": "white",
-    "savefig.dpi": 150,
-}
 
 
 def write_plots(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     """adaptation.png (scores over interactions), held-out.png, kl.png in ``out``."""
     with plt.rc_context(STYLE):  # type: ignore[arg-type]
         return [
-            _save(scores_figure([_curves(result) for result in results]), out / "adaptation.png"),
-            _save(_held_out_figure(results), out / "held-out.png"),
-            _save(_kl_figure(results), out / "kl.png"),
+            save(scores_figure([_curves(result) for result in results]), out / "adaptation.png"),
+            save(_held_out_figure(results), out / "held-out.png"),
+            save(_kl_figure(results), out / "kl.png"),
         ]
 
 
@@ -51,13 +32,7 @@ def write_comparison(results: Sequence[Mapping[str, Any]], labels: Sequence[str]
     """One plot of several results of ``simulate``: a line each."""
     with plt.rc_context(STYLE):  # type: ignore[arg-type]
         curves = [{"label": label, "real": result, "phases": result["phases"]} for result, label in zip(results, labels, strict=True)]
-        _save(scores_figure(curves), path)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
-    return path
+        save(scores_figure(curves), path)
 
 
 def _curves(result: Mapping[str, Any]) -> dict[str, Any]:

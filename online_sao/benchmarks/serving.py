@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from scipy.stats import bootstrap
 
+from online_sao.benchmarks.intervals import median_interval
 from online_sao.benchmarks.load import Burst, burst, numbered
 from online_sao.benchmarks.local_server import LocalProgram, LocalServer
 from online_sao.config import EngineSettings, PolicySettings
@@ -133,11 +133,7 @@ def _per_token(bursts: Sequence[Burst], q: float) -> float:
 
 
 def _ratio(values: Sequence[float]) -> dict[str, float]:
-    """Median and its 95 % bootstrap interval (percentile, 10 000 resamples, a fixed seed)."""
-    if len(values) < 2:
-        return {"median": round(values[0], 3)}
-    interval = bootstrap((values,), np.median, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)).confidence_interval
-    return {"median": round(statistics.median(values), 3), "low": round(float(interval.low), 3), "high": round(float(interval.high), 3)}
+    return {name: round(value, 3) for name, value in asdict(median_interval(values)).items() if value is not None}
 
 
 def vllm_serve(engine: EngineSettings, model_path: Path, folder: Path) -> LocalProgram:

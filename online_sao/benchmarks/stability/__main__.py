@@ -1,0 +1,3 @@
+from online_sao.benchmarks.stability.command import main
+
+raise SystemExit(main())

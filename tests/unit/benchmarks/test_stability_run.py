@@ -1,0 +1,88 @@
+"""The benchmark itself, a few updates long: real rollouts, learner, files and report; the same again from the same seed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from online_sao.benchmarks.stability import warm_start
+from online_sao.benchmarks.stability.claims import RECIPES
+from online_sao.benchmarks.stability.command import _arguments, main
+from online_sao.benchmarks.stability.tasks import TASKS
+from online_sao.benchmarks.stability.training import RunOptions, run
+from online_sao.benchmarks.stability.warm_start import WarmStart
+
+SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_steps=20, steps_between_looks=20, looked_at=16)
+
+
+def a_short_run(tmp_path, **changes):
+    options = RunOptions(
+        **{"task": "lookup", "recipe": "sao", "lag": 1, "seed": 1, "updates": 4, "batch_size": 8, "held_out": 16, "mixed": 1.0, **changes}
+    )
+    base, _ = warm_start.obtain(TASKS[options.task], options.seed, options.warm_start, tmp_path, lambda step, most, right: None)
+    return run(options, base, lambda update, right: None)
+
+
+def test_equal_options_give_equal_results_and_another_seed_gives_others(tmp_path):
+    first, again = a_short_run(tmp_path, warm_start=SMALL), a_short_run(tmp_path, warm_start=SMALL)
+    assert {**first, "seconds": None} == {**again, "seconds": None}
+    assert a_short_run(tmp_path, warm_start=SMALL, seed=2)["series"] != first["series"]
+
+
+def test_on_policy_nothing_is_masked_and_every_ratio_is_one(tmp_path):
+    series = a_short_run(tmp_path, warm_start=SMALL, lag=0)["series"]
+    assert not any(series["policy/masked_fraction"])
+    assert max(series["policy/abs_log_ratio_unmasked"]) < 1e-4
+    assert not any(series["data/policy_lag_max"])
+    assert not any(series["data/mixed_fraction"])
+
+
+def test_rollouts_are_as_old_as_asked_for_and_meet_swaps(tmp_path):
+    series = a_short_run(tmp_path, warm_start=SMALL, lag=2, policy_learning_rate=1e-2)["series"]
+    assert series["data/policy_lag_max"] == [0, 1, 2, 2]
+    assert max(series["data/mixed_fraction"]) > 0
+    assert series["policy/abs_log_ratio_unmasked"][0] < 1e-4
+    assert min(series["policy/abs_log_ratio_unmasked"][1:]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"lag": 33}, "max_policy_lag"), ({"group_size": 3}, "groups of 3"), ({"recipe": "nothing"}, "no recipe"), ({"updates": 0}, "updates")],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        RunOptions(**{"task": "sort", "recipe": "sao", "lag": 0, "seed": 1, **wrong})
+
+
+def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
+    asked = ["--recipes", "sao", "grpo", "--preset", "live", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8"]
+    asked += ["--held-out", "16", "--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
+    assert main(asked) == 0
+    files = sorted((tmp_path / "runs").iterdir())
+    names = {f"{task}-{name}-lag{lag}-seed1.json" for task in ("lookup", "sort") for name in ("sao", "grpo") for lag in (0, 2)}
+    assert {path.name for path in files} == names
+    result = json.loads((tmp_path / "runs" / "lookup-sao-lag2-seed1.json").read_text())
+    assert result["options"]["updates"] == 3
+    assert result["recipe_numbers"]["value_updates"] == 2
+    assert result["recipe_numbers"]["anchor_coefficient"] == 0  # of every recipe, and not what live says
+    assert 5e5 < result["warm_start"]["parameters"] < 2e6
+    assert {len(values) for values in result["series"].values()} == {3}
+    assert "--seeds 1" in result["command"]
+    written = [path.stat().st_mtime_ns for path in files]
+    capsys.readouterr()
+    assert main(asked) == 0
+    assert [path.stat().st_mtime_ns for path in files] == written
+    assert "8 of 8 runs are there already" in capsys.readouterr().err
+    (tmp_path / "report.md").unlink()
+    assert main(["--report-only", "--out", str(tmp_path)]) == 0
+    assert "| sao | 2 | 1 |" in (tmp_path / "report.md").read_text()
+    assert main([*asked, "--group-size", "2"]) == 1  # not passed off as the same experiment
+    assert "made with other options" in capsys.readouterr().err
+
+
+def test_the_documented_command_and_the_defaults_can_be_run():
+    (command,) = re.findall(r"^online-sao bench stability (.*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
+    assert len(_arguments(shlex.split(command)).planned) == 2 * 4 * 4 * 3
+    assert {options.recipe for options in _arguments([]).planned} == set(RECIPES)
