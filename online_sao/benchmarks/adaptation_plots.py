@@ -11,10 +11,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from online_sao.benchmarks.plotting import GRID, INK, STYLE, save
+from online_sao.benchmarks.plotting import ANCHOR, FROZEN, GRID, INK, REAL, STYLE, save
 
 MOVING_AVERAGE = 30
-REAL, ANCHOR, FROZEN = "#2563eb", "#d97706", "#6b7280"
 BANDS = ("#f5f8ff", "#fff8ef", "#f3faf5")
 
 

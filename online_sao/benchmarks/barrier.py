@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from online_sao.benchmarks.adaptation import environment
 from online_sao.benchmarks.barrier_model import GROUP, Constant, Plan, Schedule, figures, lognormal, over_seeds, simulate
 from online_sao.benchmarks.barrier_report import write_report
+from online_sao.benchmarks.environment import environment
 from online_sao.errors import ConfigurationError
 
 PARTS = ("model", "real")

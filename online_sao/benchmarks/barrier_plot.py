@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from online_sao.benchmarks.adaptation_plots import ANCHOR, FROZEN, GRID, MUTED, REAL, STYLE
+from online_sao.benchmarks.plotting import ANCHOR, FROZEN, GRID, MUTED, REAL, STYLE, save
 
 COLOURS = {"synchronous": FROZEN, "asynchronous groups": ANCHOR, "single rollouts": REAL}
 PANELS = (("worker_utilisation", "Workers busy"), ("updates_per_hour", "Updates an hour"), ("lag_mean", "Lag, mean updates"))
@@ -26,9 +26,7 @@ def write_plot(cells: Sequence[Mapping[str, Any]], path: Path) -> Path:
                 _lines(panel, [cell for cell in cells if cell["variation"] == variation], key)
                 panel.set_title(f"{title} (variation {variation:g})")
         axes[0][0].legend(frameon=False, labelcolor=MUTED)
-        figure.savefig(path, bbox_inches="tight")
-        plt.close(figure)
-    return path
+        return save(figure, path)
 
 
 def _lines(panel: Axes, cells: Sequence[Mapping[str, Any]], key: str) -> None:

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from online_sao.benchmarks import stored_rows
-from online_sao.benchmarks.adaptation import environment
 from online_sao.benchmarks.dashboard import time_readings
+from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.ingest_report import write_report
 from online_sao.benchmarks.local_server import LocalServer
 from online_sao.benchmarks.score_load import ScoreBurst, closed_loop, open_loop

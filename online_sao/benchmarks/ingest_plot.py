@@ -8,8 +8,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from online_sao.benchmarks.adaptation_plots import ANCHOR, GRID, INK, MUTED, REAL, STYLE
 from online_sao.benchmarks.ingest_report import GOAL_P99, GOAL_RATE, GOAL_READING
+from online_sao.benchmarks.plotting import ANCHOR, GRID, INK, MUTED, REAL, STYLE, save
 
 COLOURS = {"sqlite": REAL, "postgresql": ANCHOR}
 
@@ -38,6 +38,4 @@ def write_plot(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
             panel.grid(color=GRID)
             panel.set_axisbelow(True)
             panel.legend(frameon=False, labelcolor=MUTED)
-        figure.savefig(path, bbox_inches="tight")
-        plt.close(figure)
-    return path
+        return save(figure, path)

@@ -102,7 +102,7 @@ def _plot(cases: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
     try:
         from matplotlib import pyplot as plt
 
-        from online_sao.benchmarks.adaptation_plots import STYLE  # which also has matplotlib draw into files
+        from online_sao.benchmarks.plotting import STYLE, save  # which also has matplotlib draw into files
     except ImportError:
         return None
     shown = [axis for axis in _AXES if any(case["what"] == axis for case in cases)]
@@ -118,9 +118,7 @@ def _plot(cases: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
         axes[0][0].set_ylabel("seconds")
         axes[0][0].set_title("Cost of one update")
         axes[0][0].legend(frameon=False)
-        figure.savefig(path, bbox_inches="tight")
-        plt.close(figure)
-    return path
+        return save(figure, path)
 
 
 def _as(usual: Mapping[str, Any], what: str) -> dict[str, Any]:

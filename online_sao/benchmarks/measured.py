@@ -14,7 +14,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from online_sao.benchmarks.adaptation import environment as versions
+from online_sao.benchmarks.environment import environment as versions
 
 _KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::linear", "mkldnn"),

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
+REAL, ANCHOR, FROZEN = "#2563eb", "#d97706", "#6b7280"
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
