@@ -80,6 +80,8 @@ async def _ask(client: AsyncOpenAI, model: str, prompt: str, max_tokens: int) ->
     return completion_id, Timing((first or last) - started, last - started, tokens)
 
 
-def numbered(prompts: Sequence[str], count: int, start: int) -> list[str]:
-    """``count`` of them, one after the other; ``start`` makes each its own, so that no server finds an answer's whole prompt in its cache."""
-    return [f"{prompt} ({number})" for number, prompt in zip(range(start, start + count), itertools.cycle(prompts), strict=False)]
+def numbered(prompts: Sequence[str], count: int, start: int, *, first: bool = False) -> list[str]:
+    """``count`` of them, one after the other; ``start`` makes each its own, so that no server finds an answer's whole prompt in its cache. ``first``:
+    the number stands first, so that it finds hardly a beginning there either."""
+    numbers = zip(range(start, start + count), itertools.cycle(prompts), strict=False)
+    return [f"({number}) {prompt}" if first else f"{prompt} ({number})" for number, prompt in numbers]

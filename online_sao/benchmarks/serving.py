@@ -78,11 +78,13 @@ async def compare(
 async def _all_bursts(
     contestants: Sequence[Contestant], found: list[dict[str, list[Burst]]], pair: int, users: Sequence[int], rounds: int, max_tokens: int
 ) -> None:
-    # Two servers are asked the same; one that is asked twice would find the second time's prompts in its cache.
-    apart = 500 if len({contestant.url for contestant in contestants}) == 1 else 0
+    # Two servers are asked the same. One that is asked twice would find the second time's prompts in its cache; and as a swap leaves nothing of use
+    # there, it would find beginnings of earlier bursts' in some bursts and not in others.
+    one = len({contestant.url for contestant in contestants}) == 1
+    apart = 500 if one else 0
     for bursts, count in zip(found, users, strict=True):
         for place, contestant in enumerate(contestants):
-            prompts = numbered(TRAINING, count * rounds, (pair + 1) * 1000 + place * apart)
+            prompts = numbered(TRAINING, count * rounds, (pair + 1) * 1000 + place * apart, first=one)
             if contestant.before is not None and pair >= 0:
                 await contestant.before()
             bursts[contestant.name].append(await _one_burst(contestant, prompts, count, max_tokens))

@@ -41,6 +41,7 @@ def test_prompts_never_repeat():
     prompts = numbered(["a", "b"], 5, 1000)
     assert prompts == ["a (1000)", "b (1001)", "a (1002)", "b (1003)", "a (1004)"]
     assert not set(prompts) & set(numbered(["a", "b"], 5, 2000))
+    assert numbered(["a", "b"], 2, 7, first=True) == ["(7) a", "(8) b"]
 
 
 async def test_so_many_users_at_once_and_the_times_they_feel():
