@@ -21,9 +21,15 @@ def learning_recipe(settings: Settings) -> Recipe:
     learning = settings.learning
     overrides = {field.name: getattr(learning, field.name) for field in dataclasses.fields(Recipe) if field.name in _NUMBERS}
     try:
-        return recipe(learning.recipe, learning.preset, **overrides)
+        chosen = recipe(learning.recipe, learning.preset, **overrides)
     except ValueError as error:
         raise ConfigurationError(f"The learning settings make no recipe: {error}. See docs/configuration.md.") from error
+    if chosen.compares_groups:
+        raise ConfigurationError(
+            f"The recipe {chosen.name} compares several answers to one prompt, and live traffic gives one: nothing would be learned. Set "
+            "learning.recipe to one that needs no groups, for example sao or batch-mean; `online-sao bench stability` compares it with those."
+        )
+    return chosen
 
 
 def open_learner(settings: Settings, ranks: Ranks | None = None) -> Learner:

@@ -103,6 +103,8 @@ class Recipe:
     are computed first, which is one more forward pass."""
     sample_mean: bool = False
     """The policy loss is the mean over trajectories of each one's mean, so that a long one counts no more. False: the mean over tokens."""
+    compares_groups: bool = False
+    """Credit compares the trajectories of one ``group_id``: one that has none teaches nothing."""
     uses_values: bool = True
     """Whether credit looks at values. False: no value model is trained or asked, and every value is 0."""
     fresh_values: bool = True

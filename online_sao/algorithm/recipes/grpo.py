@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +22,9 @@ def group_advantages(recipe: Recipe, trajectories: Sequence[CreditInputs], histo
     return outcome_advantages(trajectories, group_normalised(outcomes(recipe, trajectories, ()), groups))
 
 
+_GROUPS: dict[str, Any] = {"credit": group_advantages, "compares_groups": True, **NO_CRITIC}
+
 RECIPES = (
-    *(dataclasses.replace(sao, name="grpo", weigh=ppo_weights, credit=group_advantages, **CLIP_HIGHER, **NO_CRITIC) for sao in (SAO_LIVE, SAO_PAPER)),
-    *(dataclasses.replace(sao, name="grpo-dis", credit=group_advantages, **NO_CRITIC) for sao in (SAO_LIVE, SAO_PAPER)),
+    *(dataclasses.replace(sao, name="grpo", weigh=ppo_weights, **_GROUPS, **CLIP_HIGHER) for sao in (SAO_LIVE, SAO_PAPER)),
+    *(dataclasses.replace(sao, name="grpo-dis", **_GROUPS) for sao in (SAO_LIVE, SAO_PAPER)),
 )
