@@ -27,6 +27,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (
     "baseline_half_life": 16.0,
     "baseline_window": 128,
     "anchor_reach": 0.5,
+    "compares_groups": False,
     "uses_values": True,
     "policy_minibatches": 1,
     "sample_mean": False,
