@@ -26,6 +26,7 @@ import psutil
 from online_sao.config import Settings
 from online_sao.learner import checkpoints
 from online_sao.learner.learner import Learner
+from online_sao.learner.policy_training import PolicyTrainer
 from online_sao.publishing import gates, lifecycle, publisher
 from online_sao.runtime import learning
 
@@ -59,15 +60,15 @@ def hang(*_args: Any, **_kwargs: Any) -> None:
 
 POINTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "before the update": (Learner, "update", die),
-    "inside the update": (Learner, "_train_policy", die),
+    "inside the update": (PolicyTrainer, "train", die),
     "after the update": (gates, "check", die),
     "before the checkpoint's rename": (checkpoints, "sync_tree", dying_after(checkpoints.sync_tree)),
     "after the checkpoint's rename": (publisher, "write_files", die),
     "after the publish's rename": (publisher, "write_files", dying_after(publisher.write_files)),
     "inside the transaction": (lifecycle, "finish_trained", die),
     "after the transaction": (checkpoints.Checkpoints, "prune", die),
-    "rank 1 dies inside the update": (Learner, "_train_policy", to_the_other_ranks(psutil.Process.kill, Learner._train_policy)),
-    "rank 1 hangs inside the update": (Learner, "_train_policy", to_the_other_ranks(psutil.Process.suspend, Learner._train_policy)),
+    "rank 1 dies inside the update": (PolicyTrainer, "train", to_the_other_ranks(psutil.Process.kill, PolicyTrainer.train)),
+    "rank 1 hangs inside the update": (PolicyTrainer, "train", to_the_other_ranks(psutil.Process.suspend, PolicyTrainer.train)),
     "never ending update": (Learner, "update", hang),
 }
 
