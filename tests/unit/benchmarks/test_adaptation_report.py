@@ -102,7 +102,7 @@ def test_scores_per_phase_fill_what_the_schedule_leaves_open():
     arguments = _arguments(["--schedule", "first-person,plain-words:40", "--scores-per-phase", "24", "--set", "learning.batch_size=4"])
     assert _options(arguments, 7).schedule == "first-person:24,plain-words:40"
     assert _options(arguments, 7).seed == 7
-    assert arguments.settings == [("learning.batch_size", "4")]
+    assert arguments.settings == {"learning.batch_size": "4"}
 
 
 @pytest.mark.parametrize("wrong", [["--schedule", "first-person"], ["--set", "batch_size=4"], ["--controls", "none"]])
