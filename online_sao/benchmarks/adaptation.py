@@ -140,9 +140,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="each a fresh server; those with a finished file are skipped")
     parser.add_argument("--schedule", default=DEFAULT_SCHEDULE, help="preferences in order, each with :N interactions or --scores-per-phase")
     parser.add_argument("--scores-per-phase", type=int, default=DEFAULT_SCORES, help="interactions of a phase that names no number")
-    parser.add_argument(
-        "--recipes", type=_recipe, nargs="+", metavar="RECIPE", help="recipes to compare; NAME/paper: with the preset paper"
-    )
+    parser.add_argument("--recipes", type=_recipe, nargs="+", metavar="RECIPE", help="recipes to compare; NAME/paper: with the preset paper")
     parser.add_argument("--population", choices=POPULATIONS, nargs="+", default=["uniform"], help="whether what is wanted depends on user and topic")
     parser.add_argument("--scale", choices=SCALES, default="graded", help="scores in fine steps, or 0 and 1")
     parser.add_argument("--controls", choices=CONTROLS, nargs="+", default=list(CONTROLS), help="what the policy is compared with")

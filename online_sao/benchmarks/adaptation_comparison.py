@@ -79,7 +79,7 @@ def _words() -> list[str]:
     return [
         "Medians over the seeds with 95 % bootstrap intervals. To recover: interactions (and seconds) from a shift to the first place at which the "
         f"mean of the latest {SMOOTHED} scores is at {RECOVERED:.0%} of the level before the shift. The level is the recipe's own, or the one that "
-        f"`{REFERENCE}` had with that seed. Where a phase ended before, its length counts, as the least it can have been; how many did is said behind "
+        f"`{REFERENCE}` had with that seed. Where a phase ended before, its length counts, as the least it can have been; how many did stands behind "
         "the figure. Area: under the score curve, by the number of answers. Final level and distinct-2: of the last window. KL to base: the highest "
         "of an update, nats a token. Explained variance: at the end of the phase, over the latest 256 trajectories."
     ]

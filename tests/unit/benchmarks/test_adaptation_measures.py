@@ -8,7 +8,7 @@ from online_sao.benchmarks.adaptation_measures import SMOOTHED, PhaseMeasures, R
 LENGTH = 60
 
 
-def a_result(recipe="sao", seed=1, *, levels=(0.5, 0.5), silent=30, after=0.6, population="uniform", names=("plain-words", "ornate-words"), **settings):
+def a_result(recipe="sao", seed=1, *, levels=(0.5, 0.5), silent=30, after=0.6):
     """Two phases of 60 interactions, one a second, answered after 3 s. The first scores ``levels[0]`` throughout; the second 0 for ``silent``
     interactions, then ``after``. A batch of eight an update, which takes four seconds; the fifth update of a phase takes 40."""
     interactions, updates = [], []
@@ -23,14 +23,14 @@ def a_result(recipe="sao", seed=1, *, levels=(0.5, 0.5), silent=30, after=0.6, p
         times = {"started_at": 100.0 * number, "finished_at": 100.0 * number + (40 if number in (5, 12) else 4)}
         updates.append({"number": number, "accepted": number != 15, "metrics": metrics, **times})
     phases = [
-        {"number": 1, "name": names[0], "first": 0, "last": LENGTH - 1, "last_window_mean": levels[0], "distinct_2": 0.9},
-        {"number": 2, "name": names[1], "first": LENGTH, "last": 2 * LENGTH - 1, "last_window_mean": levels[1], "distinct_2": 0.8},
+        {"number": 1, "name": "plain-words", "first": 0, "last": LENGTH - 1, "last_window_mean": levels[0], "distinct_2": 0.9},
+        {"number": 2, "name": "ornate-words", "first": LENGTH, "last": 2 * LENGTH - 1, "last_window_mean": levels[1], "distinct_2": 0.8},
     ]
     name, _, preset = recipe.partition("/")
-    run = {"options": {"population": population}, "phases": phases, "interactions": interactions, "updates": updates}
+    run = {"options": {"population": "uniform"}, "phases": phases, "interactions": interactions, "updates": updates}
     return {
         "seed": seed,
-        "settings": {"learning.recipe": name, "learning.preset": preset or "live", **settings},
+        "settings": {"learning.recipe": name, "learning.preset": preset or "live"},
         "runs": {"real": run},
     }
 
@@ -52,12 +52,14 @@ def test_recovery_counts_interactions_and_seconds_from_the_shift():
     # Asked at 1060 − 3, the 46th scored at 1105.
     assert shift.recovery.seconds == 48.0
     assert (shift.recovery.phase_interactions, shift.recovery.phase_seconds) == (60, 62.0)
-    assert shift.recovery.counted_interactions == 46 and shift.recovery.counted_seconds == 48.0
+    assert shift.recovery.counted_interactions == 46
+    assert shift.recovery.counted_seconds == 48.0
 
 
 def test_what_does_not_recover_counts_as_its_phases_length():
     shift = measure(a_result(silent=50))[1]
-    assert shift.recovery.interactions is None and shift.recovery.seconds is None
+    assert shift.recovery.interactions is None
+    assert shift.recovery.seconds is None
     assert (shift.recovery.counted_interactions, shift.recovery.counted_seconds) == (60, 62.0)
 
 
@@ -75,13 +77,16 @@ def test_scores_that_never_came_leave_interactions_and_take_the_time():
         interaction["receipt"] = None
     shift = measure(result)[1]
     assert shift.recovery.interactions == 46
-    assert shift.recovery.seconds is None and shift.recovery.counted_seconds is None
-    assert shift.update_seconds is None and shift.kl_base is None
+    assert shift.recovery.seconds is None
+    assert shift.recovery.counted_seconds is None
+    assert shift.update_seconds is None
+    assert shift.kl_base is None
 
 
 def test_the_first_phase_has_nothing_to_recover():
     first, shift = measure(a_result(), a_result("running-mean"))
-    assert first.recovery is None and first.shared_recovery is None
+    assert first.recovery is None
+    assert first.shared_recovery is None
     assert shift.shared_recovery is not None
     assert measure(a_result())[1].shared_recovery is None
 
@@ -99,7 +104,8 @@ def test_the_shared_level_is_running_means_of_the_same_seed_whatever_a_recipe_ha
 
 def test_area_levels_and_updates_of_each_phase():
     first, shift = measure(a_result(levels=(0.5, 0.55)))
-    assert first.area == pytest.approx(0.5) and shift.area == pytest.approx(0.3)
+    assert first.area == pytest.approx(0.5)
+    assert shift.area == pytest.approx(0.3)
     assert run_area([first, shift]) == pytest.approx(0.4)
     assert (first.final_level, shift.final_level, first.distinct_2, shift.distinct_2) == (0.5, 0.55, 0.9, 0.8)
     # Update 8 used interactions 56 to 63, of both phases: it is the second's. Update 15 was not accepted.
@@ -197,7 +203,8 @@ def test_what_did_not_recover_is_counted_and_said():
     found = {"uniform": uniform((50, 50, None), (None, None, 90)), "mixed": AHEAD}
     first = verdicts(found)[1]
     assert first.decision == "met"  # 0.5, 0.5, 1.11
-    assert "sao not recovered in 1" in first.evidence and "running-mean not recovered in 2" in first.evidence
+    assert "sao not recovered in 1" in first.evidence
+    assert "running-mean not recovered in 2" in first.evidence
     assert ratio(Recovery(None, None, 100, None), Recovery(80, None, 100, None)) == 1.25
 
 
@@ -207,7 +214,9 @@ def test_ema_and_batch_mean_need_at_least_as_many(rival):
     assert decisions({"uniform": uniform(*rows), "mixed": AHEAD})[0] == "met"
     rows[rival] = (39, 39, 39)
     whole, parts = decisions({"uniform": uniform(*rows), "mixed": AHEAD})
-    assert whole == "not met" and parts[2 * (rival - 1)] == "not met" and parts.count("not met") == 2
+    assert whole == "not met"
+    assert parts[2 * (rival - 1)] == "not met"
+    assert parts.count("not met") == 2
 
 
 def test_two_seeds_decide_nothing():
