@@ -138,7 +138,7 @@ def bench_swap(context: typer.Context) -> None:
 
 @bench_app.command("adaptation", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench_adaptation(context: typer.Context) -> None:
-    """Shift what users want, and compare what is learned with a frozen policy and with the anchor alone."""
+    """Shift what users want, and compare what is learned with a frozen policy, with the anchor alone, and between recipes."""
     from online_sao.benchmarks.adaptation import main as adaptation
 
     raise typer.Exit(adaptation(context.args))

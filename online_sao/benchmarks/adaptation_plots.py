@@ -11,7 +11,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from online_sao.benchmarks.adaptation_measures import SMOOTHED, real_runs
 from online_sao.benchmarks.plotting import ANCHOR, FROZEN, GRID, INK, REAL, STYLE, save
+from online_sao.benchmarks.stability.summary import smoothed
 
 MOVING_AVERAGE = 30
 BANDS = ("#f5f8ff", "#fff8ef", "#f3faf5")
@@ -34,14 +36,62 @@ def write_comparison(results: Sequence[Mapping[str, Any]], labels: Sequence[str]
         save(scores_figure(curves), path)
 
 
+def write_recipes_plot(by_cell: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], path: Path) -> Path:
+    """``by_cell``: the seeds' results by population and recipe. A plot a population: each recipe's smoothed scores, mean over the seeds and their
+    range, beside the frozen control."""
+    populations = list(dict.fromkeys(population for population, _ in by_cell))
+    recipes = list(dict.fromkeys(recipe for _, recipe in by_cell))
+    palette = plt.get_cmap("tab10" if len(recipes) <= 10 else "tab20")
+    with plt.rc_context(STYLE):  # type: ignore[arg-type]
+        figure, grid = plt.subplots(len(populations), 1, figsize=(10, 4.4 * len(populations)), squeeze=False, layout="constrained")
+        for population, axes in zip(populations, grid[:, 0], strict=True):
+            there = {recipe: by_cell[population, recipe] for recipe in recipes if (population, recipe) in by_cell}
+            _recipe_curves(axes, there, {recipe: palette(place) for place, recipe in enumerate(recipes)})
+            axes.set_ylabel(f"{population}: score (average of {SMOOTHED})")
+        lines = {line.get_label(): line for axes in grid[:, 0] for line in axes.get_lines() if not str(line.get_label()).startswith("_")}
+        figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=min(5, len(lines)), frameon=False, labelcolor=INK)
+        return save(figure, path)
+
+
+def _recipe_curves(axes: Axes, recipes: Mapping[str, Sequence[Mapping[str, Any]]], colours: Mapping[str, Any]) -> None:
+    every = {recipe: [_curves(result) for result in results] for recipe, results in recipes.items()}
+    curves = [curve for of_recipe in every.values() for curve in of_recipe]
+    phases = curves[0]["phases"]
+    _shade(axes, phases)
+    for phase in phases:
+        label = phase is phases[0]
+        for recipe, of_recipe in every.items():
+            at: dict[int, list[float]] = {}
+            for curve in of_recipe:
+                answers = [interaction for interaction in curve["real"]["interactions"] if interaction["phase"] == phase["number"]]
+                means = smoothed([answer["score"] for answer in answers], SMOOTHED) if answers else []
+                for answer, mean in zip(answers[len(answers) - len(means) :], means, strict=True):
+                    at.setdefault(answer["index"], []).append(mean)
+            places = sorted(at)
+            line = [statistics.fmean(at[place]) for place in places]
+            axes.plot(places, line, color=colours[recipe], lw=2, label=recipe if label else None)
+            axes.fill_between(places, [min(at[p]) for p in places], [max(at[p]) for p in places], color=colours[recipe], alpha=0.12, lw=0)
+        _frozen_line(axes, phase, curves, "frozen control" if label else None)
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("interaction")
+
+
+def _frozen_line(axes: Axes, phase: Mapping[str, Any], curves: Sequence[Mapping[str, Any]], label: str | None) -> None:
+    frozen = [value for curve in curves if (value := curve["frozen"].get(phase["number"])) is not None]
+    if frozen:
+        span = (phase["first"], phase["last"] + 1)
+        axes.plot(span, [statistics.median(frozen)] * 2, color=FROZEN, lw=1.6, ls=(0, (4, 3)), label=label)
+
+
 def _curves(result: Mapping[str, Any]) -> dict[str, Any]:
     """A seed's runs as one line: phases before the flip and after it, and the anchor-only branch beside them."""
-    runs = result["runs"]
-    parts = [runs[name] for name in ("before", "real") if name in runs]
+    parts = real_runs(result)
     return {
         "label": f"seed {result['seed']}",
         "real": {"interactions": [interaction for part in parts for interaction in part["interactions"]]},
-        "anchor-only": runs.get("anchor-only"),
+        "anchor-only": result["runs"].get("anchor-only"),
         "phases": [phase for part in parts for phase in part["phases"]],
         "frozen": {phase["number"]: phase["frozen"] for phase in result["summary"]["phases"]},
     }
@@ -93,10 +143,7 @@ def _medians_and_controls(axes: Axes, curves: Sequence[Mapping[str, Any]]) -> No
         axes.plot(
             *_median([_averages(c["real"], phase) for c in curves]), color=REAL, lw=2.4, label="learning (median; thin: seeds)" if first else None
         )
-        frozen = [curve["frozen"][phase["number"]] for curve in curves if curve["frozen"][phase["number"]] is not None]
-        if frozen:
-            span = (phase["first"], phase["last"] + 1)
-            axes.plot(span, [statistics.median(frozen)] * 2, color=FROZEN, lw=1.6, ls=(0, (4, 3)), label="frozen control" if first else None)
+        _frozen_line(axes, phase, curves, "frozen control" if first else None)
     last = curves[0]["phases"][-1]
     anchors = [_averages(curve["anchor-only"], last) for curve in curves if curve["anchor-only"] is not None]
     for anchor in anchors:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from online_sao.benchmarks.adaptation_comparison import comparison
+from online_sao.benchmarks.adaptation_measures import cells
+
 GOAL_DIFFERENCE = 0.25
 """In the median over seeds, the last window of each phase shall beat the frozen control by this much."""
 GOAL_DISTINCT_2 = 0.7
@@ -58,16 +61,20 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 
 def write_report(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
-    """Write report.md, and the plots where matplotlib is installed (the ``plots`` extra), into ``out``. Returns what was written."""
+    """Write report.md, and the plots where matplotlib is installed (the ``plots`` extra), into ``out``. Returns what was written. Several recipes or
+    populations are compared, and each then gets the tables that one alone has."""
+    by_cell = cells(results)
+    alone = next(iter(by_cell.values())) if len(by_cell) == 1 else None
+    parts = [f"## {recipe}, {population} population\n\n{markdown(runs)}" for (population, recipe), runs in by_cell.items()]
     written = [out / "report.md"]
-    written[0].write_text(markdown(results))
+    written[0].write_text(markdown(alone) if alone else "\n".join([comparison(results), *parts]), encoding="utf-8")
     try:
-        from online_sao.benchmarks.adaptation_plots import write_plots
+        from online_sao.benchmarks import adaptation_plots as plots
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         return written  # the tables stand without them
-    return written + write_plots(results, out)
+    return written + (plots.write_plots(alone, out) if alone else [plots.write_recipes_plot(by_cell, out / "recipes.png")])
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:

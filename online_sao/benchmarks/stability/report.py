@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from online_sao.benchmarks.intervals import median_interval
+from online_sao.benchmarks.intervals import median_interval, median_text
 from online_sao.benchmarks.stability.claims import cells, verdicts
 from online_sao.benchmarks.stability.summary import COLLAPSE, WINDOW
 
@@ -86,16 +86,6 @@ def _table(task: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
         for recipe, runs in by_recipe.items():
             collapsed = sorted(at for run in runs if (at := run["summary"]["collapse_update"]) is not None)
             where = f"{len(collapsed)} ({', '.join(map(str, collapsed))})" if collapsed else "0"
-            figures = [_figure([run["summary"][key] for run in runs], form, key in WITH_INTERVAL) for _, key, form in COLUMNS]
+            figures = [median_text([run["summary"][key] for run in runs], form, with_interval=key in WITH_INTERVAL) for _, key, form in COLUMNS]
             lines.append(f"| {' | '.join([recipe, str(lag), str(len(runs)), where, *figures])} |")
     return lines
-
-
-def _figure(values: Sequence[float | None], form: str, with_interval: bool) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    found = median_interval(known)
-    if not with_interval or found.low is None or found.high is None:
-        return form.format(found.median)
-    return f"{form.format(found.median)} ({form.format(found.low)} to {form.format(found.high)})"

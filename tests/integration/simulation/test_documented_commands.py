@@ -43,7 +43,7 @@ def test_simulations_run_as_documented(stand_in, tmp_path, monkeypatch):
 
 def test_the_benchmarks_take_the_documented_arguments():
     documented = commands("online-sao bench adaptation")
-    assert len(documented) == 3
+    assert len(documented) == 4
     for arguments in documented:
         assert len(adaptation._options(adaptation._arguments(arguments), 1).plan().phases) == 3
     (rates,) = re.findall(r"`online-sao bench base-rates (.*?)`", DOCUMENT.read_text())
