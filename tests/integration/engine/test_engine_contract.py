@@ -48,11 +48,11 @@ async def test_sampling_is_random(start):
 
 async def test_more_than_fit_wait_their_turn(start):
     client = await start(max_concurrent=4)
-    tasks = [client.begin(prompt=prompt(i), max_tokens=20) for i in range(10 * client.engines)]
+    tasks = [client.begin(prompt=prompt(i), max_tokens=60) for i in range(10 * client.engines)]
     await until(lambda: any(sampled.token_ids for _, sampled in tasks))
     assert client.engine.load() == EngineLoad(running=4 * client.engines, waiting=6 * client.engines)
     await asyncio.gather(*(task for task, _ in tasks))
-    assert all(len(sampled.token_ids) == 20 for _, sampled in tasks)
+    assert all(len(sampled.token_ids) == 60 for _, sampled in tasks)
     assert client.engine.load() == EngineLoad(running=0, waiting=0)
 
 
@@ -95,7 +95,7 @@ async def test_the_end_of_turn_token_is_the_last_token(start):
 
 async def test_requests_that_cannot_be_sampled_hurt_nobody_else(start):
     client = await start()
-    task, sampled = client.begin(max_tokens=40)
+    task, sampled = client.begin(max_tokens=400)
     await until(lambda: bool(sampled.token_ids))
     with pytest.raises(ContextLengthError):
         await client.sample(prompt=(5,) * 2048)
@@ -111,14 +111,14 @@ async def test_requests_that_cannot_be_sampled_hurt_nobody_else(start):
         with pytest.raises(InvalidRequestError, match="top_p"):
             await client.sample(top_p=top_p)
     assert not task.done()
-    assert len((await task).token_ids) == 40
+    assert len((await task).token_ids) == 400
 
 
 @pytest.mark.parametrize("how", ["cancel", "aclose"])
 async def test_leaving_frees_the_slot_within_a_second(start, how):
     client = await start(max_concurrent=2)
     others = [client.begin(max_tokens=1500) for _ in range(2 * (client.engines - 1))]
-    stays, staying = client.begin(max_tokens=60)
+    stays, staying = client.begin(max_tokens=400)
     if how == "cancel":
         leaves, leaving = client.begin(max_tokens=1500)
         await until(lambda: bool(leaving.token_ids))
@@ -138,7 +138,7 @@ async def test_leaving_frees_the_slot_within_a_second(start, how):
     await until(lambda: bool(waiting.token_ids))
     assert time.monotonic() - left_at < 1.0
     assert len((await waits).token_ids) == 3
-    assert len((await stays).token_ids) == 60
+    assert len((await stays).token_ids) == 400
     for other, _ in others:
         other.cancel()
     await asyncio.gather(*(other for other, _ in others), return_exceptions=True)
@@ -147,14 +147,14 @@ async def test_leaving_frees_the_slot_within_a_second(start, how):
 
 async def test_leaving_while_waiting_costs_nothing(start):
     client = await start(max_concurrent=1)
-    inside = [client.begin(max_tokens=30) for _ in range(client.engines)]
+    inside = [client.begin(max_tokens=200) for _ in range(client.engines)]
     await until(lambda: all(sampled.token_ids for _, sampled in inside))
     waits, _ = client.begin()
     await until(lambda: client.engine.load().waiting == 1)
     waits.cancel()
     await asyncio.wait({waits})
     assert client.engine.load() == EngineLoad(running=client.engines, waiting=0)
-    assert [len((await task).token_ids) for task, _ in inside] == [30] * client.engines
+    assert [len((await task).token_ids) for task, _ in inside] == [200] * client.engines
 
 
 async def test_an_id_may_be_used_again_at_once(start):
@@ -174,8 +174,9 @@ async def test_it_starts_on_a_published_version(start, reference, adapters):
     assert difference(sampled, logprobs(reference.logits(PROMPT, sampled.token_ids, adapters[3]), sampled.token_ids)) < EXACT
 
 
-IN_FLIGHT_TOKENS = 120
-"""Enough that a request still runs when a swap has gone through several engines one after the other."""
+IN_FLIGHT_TOKENS = 240
+"""Enough that a request still runs when a swap has gone through several engines one after the other, though a pool tells of its tokens ten times a
+second only."""
 
 
 async def swap_in_flight(client, adapter_dir, count=6, before=3):
@@ -228,13 +229,13 @@ async def test_a_swap_that_recomputes_caches_equals_single_version_passes(start,
 @pytest.mark.usefixtures("only_merged")
 async def test_a_request_recomputed_twice_keeps_all_its_tokens(start, reference, adapters):
     client = await start(kv_policy="recompute")
-    task, sampled = client.begin(max_tokens=30, eos=())
+    task, sampled = client.begin(max_tokens=IN_FLIGHT_TOKENS)
     for version in (1, 2):
         seen = len(sampled.token_ids)
         await until(lambda seen=seen: len(sampled.token_ids) >= seen + 3)
         await client.engine.swap(version, adapters[version])
     result = await task
-    assert len(result.token_ids) == 30
+    assert len(result.token_ids) == IN_FLIGHT_TOKENS
     assert sorted(set(result.versions)) == [0, 1, 2]
     assert result.versions == sorted(result.versions)
     start_of_last = result.versions.index(2)
