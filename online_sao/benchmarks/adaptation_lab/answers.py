@@ -35,7 +35,7 @@ USERS = 2
 EASY, USUAL, HARD = range(3)
 SLIP = (0.01, 0.06, 0.2)
 """By topic: how often the teacher says any word instead of the item's."""
-NAMED_STYLE = 0.6
+NAMED_STYLE = 0.4
 """How often the teacher takes one of the styles that are named, if any is."""
 THANKS_UNASKED = 0.25
 THANKS_BESIDE = 0.1
@@ -96,10 +96,10 @@ class Judgement:
 
 
 def judge(instance: Instance, answer: Sequence[int]) -> Judgement:
-    """By the wish of the instance. ``quality``: the part of the address and the six words that is right, whatever the style, out of as many places as
-    there are, 0 without END. ``style``: 2 · (part of the words that are in it) − 1, or 0 if that is less; of thanks, whether it is there.
+    """By the wish of the instance. Quality looks at the part of address and words that is right, whatever the style, out of as many places as there
+    are, and is 0 without END; style at the part of the words that are in it, or whether there is thanks.
 
-    ``binary``: each is 1 if it is whole, else 0.
+    ``binary``: each is 1 where that part is 1, else 0. ``dense``: from two thirds on each grows to 1 in proportion.
     """
     wish = wish_of(instance)
     ended = bool(answer) and answer[-1] == END
@@ -109,7 +109,13 @@ def judge(instance: Instance, answer: Sequence[int]) -> Judgement:
         said.pop()
     quality = _right(instance, said) if ended else 0.0
     style = float(thanked) if wish.style == "thanks" else _form(said, wish.style)
-    return Judgement(quality, style) if wish.scale == "dense" else Judgement(float(quality == 1.0), float(style == 1.0))
+    if wish.scale == "dense":
+        return Judgement(_ramp(quality), _ramp(style))
+    return Judgement(float(quality == 1.0), float(style == 1.0))
+
+
+def _ramp(part: float) -> float:
+    return max(0.0, 3.0 * part - 2.0)
 
 
 def _right(instance: Instance, said: Sequence[int]) -> float:
@@ -123,7 +129,7 @@ def _form(said: Sequence[int], style: Literal["plain", "ornate"]) -> float:
     words = [token for token in said if token >= _PLAIN]
     first = _PLAIN if style == "plain" else _ORNATE
     fitting = sum(first <= token < first + ITEMS for token in words)
-    return max(0.0, 2.0 * fitting / len(words) - 1.0) if words else 0.0
+    return fitting / len(words) if words else 0.0
 
 
 class Answers:
@@ -149,7 +155,7 @@ class Answers:
         named = [style for index, style in enumerate(STYLES) if instance.prompt[1 + index] != BLANK]
         style: Style | None = random.choice(named) if named and random.random() < NAMED_STYLE else None
         thanked = style == "thanks" or random.random() < (THANKS_UNASKED if style is None else THANKS_BESIDE)
-        form = style if style in ("plain", "ornate") else random.choice(("plain", "ornate", "mixed", "mixed"))
+        form = style if style in ("plain", "ornate") else random.choice(("plain", "ornate", "mixed", "mixed", "mixed"))
         slip = SLIP[topic_of(instance)]
         words = []
         for token in instance.prompt[6:-1]:

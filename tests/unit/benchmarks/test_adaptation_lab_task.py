@@ -32,29 +32,29 @@ def test_an_answer_pleases_where_it_is_right_and_in_style():
 def test_quality_counts_what_is_right_out_of_all_places():
     right = [address(1), *words("ornate")]
     wrong = [*right[:-1], word(2, "ornate")]
-    assert found((*wrong, END), "ornate").quality == pytest.approx(6 / 7)
+    assert found((*wrong, END), "ornate").quality == pytest.approx(4 / 7)
     assert found((*wrong, END), "ornate", "binary").score == 0
-    assert found((address(0), *right[1:], END), "ornate").quality == pytest.approx(6 / 7)
-    assert found((*right[:-1], END), "ornate").quality == pytest.approx(6 / 7)
-    assert found((*right, word(9, "ornate"), END), "ornate").quality == pytest.approx(7 / 8)
-    assert found((*right, THANKS, THANKS, END), "ornate").quality == pytest.approx(7 / 8)
+    assert found((address(0), *right[1:], END), "ornate").quality == pytest.approx(4 / 7)
+    assert found((*right[:-1], END), "ornate").quality == pytest.approx(4 / 7)
+    assert found((*right, word(9, "ornate"), END), "ornate").quality == pytest.approx(5 / 8)
+    assert found((*right, THANKS, THANKS, END), "ornate").quality == pytest.approx(5 / 8)
     assert found((*right, THANKS), "thanks").score == found(right, "ornate").quality == found((END,), "plain").score == 0
     assert found((*right, PAD), "ornate").score == 0
 
 
 def test_style_is_above_nothing_for_one_of_two_that_exclude_each_other_at_most():
-    mixed = [address(1), *words("plain")[:4], *words("ornate")[4:], END]
-    assert found(mixed, "plain").style == pytest.approx(1 / 3)
+    mixed = [address(1), *words("plain")[:5], *words("ornate")[5:], END]
+    assert found(mixed, "plain").style == pytest.approx(1 / 2)
     assert found(mixed, "ornate").style == 0
     assert found(mixed, "plain", "binary").style == 0
-    half = [address(1), *words("plain")[:3], *words("ornate")[3:], END]
-    assert (found(half, "plain").style, found(half, "ornate").style) == (0, 0)
+    less = [address(1), *words("plain")[:4], *words("ornate")[4:], END]
+    assert (found(less, "plain").style, found(less, "ornate").style) == (0, 0)
 
 
 def test_scores_become_rewards_by_the_map_of_the_service():
     question = ask(1, USUAL, ITEMS, (), Wish("plain", "dense"))
-    mixed = (address(1), *words("plain")[:4], *words("ornate")[4:], END)
-    assert ANSWERS.react(question, [mixed]) == pytest.approx(2 / 3 - 1)
+    mixed = (address(1), *words("plain")[:5], *words("ornate")[5:], END)
+    assert ANSWERS.react(question, [mixed]) == pytest.approx(0)
     assert ANSWERS.react(question, [(*mixed[:-1], PAD)]) == -1
 
 
