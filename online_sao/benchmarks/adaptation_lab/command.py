@@ -110,9 +110,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--anchor", type=float, default=None, help="anchor coefficient of every recipe; not given: each recipe's own")
     parser.add_argument("--kto-every", type=int, default=defaults["kto_every"], help="interactions between trainings of the recipe kto")
     parser.add_argument("--kto-epochs", type=int, default=defaults["kto_epochs"], help="over all logged answers, in each training")
-    parser.add_argument(
-        "--kto-learning-rate", type=float, default=defaults["kto_learning_rate"], help="at its start; it falls to 0, as TRL's default"
-    )
+    parser.add_argument("--kto-learning-rate", type=float, default=defaults["kto_learning_rate"], help="at first; it falls to 0, as TRL's default")
     parser.add_argument("--warm-start-steps", type=int, default=None, help="supervised steps at most")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the model is too small for more to help")
     parser.add_argument("--out", type=Path, default=Path("adaptation-lab"), help="folder of runs, warm starts, report.md and plots")

@@ -86,8 +86,7 @@ def _levels(by_recipe: ByRecipe) -> list[str]:
     first = next(iter(by_recipe.values()))[0]["summary"]["phases"]
     headings = [f"{number} {phase['name']}: {what}" for number, phase in enumerate(first, start=1) for what in ("last", "area")]
     lines = _head("recipe", "seeds", *headings, "whole area", "last minus frozen", "anchor-only", "last minus anchor-only")
-    every = [run for runs in by_recipe.values() for run in {run["seed"]: run for run in runs}.values()]
-    frozen = list({run["seed"]: run for run in every}.values())
+    frozen = list({run["seed"]: run for runs in by_recipe.values() for run in runs}.values())
     numbers = range(len(first))
     cells = [_of([run["summary"]["phases"][number][key] for run in frozen]) for number in numbers for key in ("frozen_final", "frozen_area")]
     lines.append(_row("frozen", str(len(frozen)), *cells, _of([run["summary"]["frozen_area"] for run in frozen]), "–", "–", "–"))
@@ -116,7 +115,7 @@ def _recoveries(by_recipe: ByRecipe) -> list[str]:
         lost = sum(run["summary"]["unrecovered"] for run in runs)
         figures = [_of([run["summary"][key] for run in runs], form) for _, key, form in CRITIC]
         lines.append(_row(recipe, *cells, f"{lost} of {len(runs) * len(names)}", *figures))
-    return lines + ["", "The controls recover nothing: frozen stays where it is, anchor-only ends as the table above says."]
+    return [*lines, "", "The controls recover nothing: frozen stays where it is, anchor-only ends as the table above says."]
 
 
 def _beside(by_recipe: ByRecipe) -> list[str]:

@@ -84,12 +84,8 @@ def _fewer(setting: str, by_recipe: Mapping[str, Sequence[Result]], rival: str, 
 
 
 def _ahead(setting: str, by_recipe: Mapping[str, Sequence[Result]], rival: str) -> Verdict:
-    return _above_nothing(
-        setting,
-        f"`{OURS}`: clearly ahead of `{rival}`",
-        f"`{OURS}` less `{rival}`: mean score of the run",
-        pairwise(by_recipe, OURS, rival, area_difference),
-    )
+    differences = pairwise(by_recipe, OURS, rival, area_difference)
+    return _above_nothing(setting, f"`{OURS}`: clearly ahead of `{rival}`", f"`{OURS}` less `{rival}`: mean score of the run", differences)
 
 
 def _over_control(setting: str, by_recipe: Mapping[str, Sequence[Result]], key: str, control: str) -> Verdict:
