@@ -79,5 +79,6 @@ class RecipeStudent:
         return self._learner.snapshot(), dict(self._versions.adapters), self._update
 
     def restore(self, snapshot: Any) -> None:
-        state, self._versions.adapters, self._update = snapshot
+        state, adapters, self._update = snapshot
+        self._versions.adapters = dict(adapters)  # the snapshot stays usable
         self._learner.restore(state)
