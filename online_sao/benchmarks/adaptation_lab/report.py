@@ -16,6 +16,7 @@ from online_sao.benchmarks.adaptation_lab.verdicts import (
     pairwise,
     recovery_ratio,
     settings,
+    update_ratio,
     verdicts,
 )
 from online_sao.benchmarks.intervals import median_interval
@@ -120,12 +121,12 @@ def _recoveries(by_recipe: ByRecipe) -> list[str]:
 
 def _beside(by_recipe: ByRecipe) -> list[str]:
     """Every other recipe against running-mean, seed by seed."""
-    lines = _head(f"against `{REFERENCE}`, seed by seed", "interactions to recover, ratio", "area, difference", "s an update, ratio")
+    lines = _head(f"against `{REFERENCE}`, seed by seed", "interactions to recover to its level, ratio", "area, difference", "s an update, ratio")
     for recipe in by_recipe:
         if recipe != REFERENCE and REFERENCE in by_recipe:
             ratios = pairwise(by_recipe, recipe, REFERENCE, recovery_ratio)
             areas = pairwise(by_recipe, recipe, REFERENCE, area_difference)
-            costs = pairwise(by_recipe, recipe, REFERENCE, lambda one, other: float(one["update_seconds"] / other["update_seconds"]))
+            costs = pairwise(by_recipe, recipe, REFERENCE, update_ratio)
             lines.append(_row(recipe, evidence(ratios, "{:.2f}"), evidence(areas, "{:+.3f}"), evidence(costs, "{:.2f}")))
     return lines if len(lines) > 2 else []
 

@@ -13,6 +13,8 @@ WINDOW = 40
 RECOVERED = 0.8
 LEARNED = 0.1
 """Above the frozen control, in score: with less than this before a shift there was nothing to recover."""
+ROUNDING = 1e-9
+"""Of means that are compared."""
 FULL_WINDOW = 256
 """Trajectories without which explained variance says little (docs/design.md §4)."""
 
@@ -26,12 +28,9 @@ RECOVERY = (
 def recovery(after: Sequence[float], before: float, frozen_before: float) -> int | None:
     """How many interactions after the shift, from 1. ``after``: their scores; ``before``, ``frozen_before``: the level before the shift, and what the
     frozen control had there."""
-    if before < frozen_before + LEARNED or len(after) < WINDOW:
+    if before < frozen_before + LEARNED - ROUNDING or len(after) < WINDOW:
         return None
-    for place, level in enumerate(smoothed(after, WINDOW)):
-        if level >= RECOVERED * before - 1e-9:  # a mean of floats
-            return place + WINDOW
-    return None
+    return next((place for place, level in enumerate(smoothed(after, WINDOW), start=WINDOW) if level >= RECOVERED * before - ROUNDING), None)
 
 
 def summarise(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,12 +76,14 @@ def _phase(result: Mapping[str, Any], number: int) -> dict[str, Any]:
         "frozen_area": statistics.fmean(frozen),
         "frozen_final": _level(frozen),
         "before": None,
+        "frozen_before": None,
         "recovery": None,
         "recovery_seconds": None,
     }
     if number:
         found["before"] = before = _level(result["scores"][:start])
-        found["recovery"] = recovered = recovery(scores, before, _level(result["frozen"][:start]))
+        found["frozen_before"] = _level(result["frozen"][:start])
+        found["recovery"] = recovered = recovery(scores, before, found["frozen_before"])
         found["recovery_seconds"] = _seconds(result, start, recovered or length)
     return found
 

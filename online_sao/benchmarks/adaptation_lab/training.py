@@ -39,6 +39,8 @@ class Record:
     judgements: list[Judgement] = field(default_factory=list)
     sampling_seconds: list[float] = field(default_factory=list)
     update_seconds: list[float] = field(default_factory=list)
+    """Publishing among them."""
+    training_seconds: dict[str, float] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -50,7 +52,8 @@ def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
     """``base``: the folder of the warm start. ``progress(interactions, score)`` is called after every batch: how many are done, its mean score.
 
     Returns ``phases``; ``scores``, ``quality`` and ``style`` of every interaction; ``frozen`` and ``anchor_only`` (of the last phase; None for what
-    has no anchor): scores; ``series`` (metric → one number an update), ``seconds`` of sampling and update batch by batch, ``problems``.
+    has no anchor): scores; ``series`` (metric → one number an update), ``seconds`` of sampling and update batch by batch and
+    of training in all, ``problems``.
     """
     began = time.perf_counter()
     sampler = Sampler(warm_start.load(ANSWERS, base, options.warm_start))
@@ -80,6 +83,7 @@ def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
         "seconds": {
             "sampling": [round(seconds, 4) for seconds in record.sampling_seconds],
             "update": [round(seconds, 4) for seconds in record.update_seconds],
+            **record.training_seconds,
             "total": time.perf_counter() - began,
         },
     }
@@ -129,7 +133,11 @@ class _Play:
             record.update_seconds.append(time.perf_counter() - sampled)
             record.judgements += judgements
             for metric, value in lesson.metrics.items():
-                record.series.setdefault(metric, []).append(kept(value))
+                name, _, last = metric.partition("/")
+                if last == "seconds":  # no result, and never the same twice
+                    record.training_seconds[name] = record.training_seconds.get(name, 0.0) + value
+                else:
+                    record.series.setdefault(metric, []).append(kept(value))
             if lesson.problem is not None:
                 record.problems[len(record.update_seconds)] = lesson.problem
             progress(start + self._batch_size - interactions.start, sum(found.score for found in judgements) / len(judgements))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from online_sao.benchmarks.adaptation_lab.options import SETTINGS
+from online_sao.benchmarks.adaptation_lab.summary import recovery
 from online_sao.benchmarks.intervals import Interval, median_interval
 
 Decision = Literal["met", "not met", "undecided"]
 Result = Mapping[str, Any]
-Summary = Mapping[str, Any]
 
 OURS = "sao"
 REFERENCE = "running-mean"
@@ -44,19 +44,29 @@ def settings(results: Sequence[Result]) -> Iterator[tuple[str, dict[str, list[Re
         )
 
 
-def pairwise(by_recipe: Mapping[str, Sequence[Result]], one: str, other: str, compare: Callable[[Summary, Summary], float]) -> list[float]:
-    """``compare`` of the summaries of the two recipes, for every seed that both have."""
-    rivals = {result["seed"]: result["summary"] for result in by_recipe.get(other, ())}
-    return [compare(result["summary"], rivals[result["seed"]]) for result in by_recipe.get(one, ()) if result["seed"] in rivals]
+def pairwise(by_recipe: Mapping[str, Sequence[Result]], one: str, other: str, compare: Callable[[Result, Result], float]) -> list[float]:
+    """``compare`` of the runs of the two recipes, for every seed that both have."""
+    rivals = {result["seed"]: result for result in by_recipe.get(other, ())}
+    return [compare(result, rivals[result["seed"]]) for result in by_recipe.get(one, ()) if result["seed"] in rivals]
 
 
-def recovery_ratio(one: Summary, other: Summary) -> float:
-    """Interactions to recover, added up over the shifts. Where neither recovered anywhere this is 1."""
-    return float(one["recovery"] / other["recovery"])
+def recovery_ratio(one: Result, other: Result) -> float:
+    """Interactions to recover, added up over the shifts, both to the level that ``other`` had: who had learned more before is not asked for more
+    after. Where neither recovers anywhere this is 1."""
+    needed = [0, 0]
+    for phase, levels in zip(one["phases"][1:], other["summary"]["phases"][1:], strict=True):
+        part = slice(phase["start"], phase["start"] + phase["interactions"])
+        for place, run in enumerate((one, other)):
+            needed[place] += recovery(run["scores"][part], levels["before"], levels["frozen_before"]) or phase["interactions"]
+    return needed[0] / needed[1]
 
 
-def area_difference(one: Summary, other: Summary) -> float:
-    return float(one["area"] - other["area"])
+def area_difference(one: Result, other: Result) -> float:
+    return float(one["summary"]["area"] - other["summary"]["area"])
+
+
+def update_ratio(one: Result, other: Result) -> float:
+    return float(one["summary"]["update_seconds"] / other["summary"]["update_seconds"])
 
 
 def verdicts(results: Sequence[Result]) -> list[Verdict]:
@@ -77,8 +87,8 @@ def _fewer(setting: str, by_recipe: Mapping[str, Sequence[Result]], rival: str, 
     if len(ratios) >= LEAST_SEEDS:
         decision = "met" if median_interval(ratios).median <= most else "not met"
     rule = (
-        f"`{OURS}` / `{rival}`, runs of equal seed, {LEAST_SEEDS} or more: interactions to recover, added up over both shifts; the median is at most "
-        f"{most:g}. A phase without recovery counts as its length."
+        f"`{OURS}` / `{rival}`, equal seeds, {LEAST_SEEDS} or more: interactions to recover, both to the level of `{rival}`, added up over the "
+        f"shifts; the median is at most {most:g}. A phase without recovery counts as its length."
     )
     return Verdict(setting, f"`{OURS}`: {goal}", rule, decision, evidence(ratios, "{:.2f}"))
 
