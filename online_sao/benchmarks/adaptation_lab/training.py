@@ -10,7 +10,7 @@ neutral score (anchor-only), so that nothing but the pull to the base moves the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from online_sao.benchmarks.adaptation_lab.students import RecipeStudent, Student
 from online_sao.benchmarks.tiny_policy import warm_start
 from online_sao.benchmarks.tiny_policy.curves import kept
 from online_sao.benchmarks.tiny_policy.sampling import Sampler
+from online_sao.models.adapter import Adapter
 from online_sao.types import Trajectory
 
 AT_ONCE = 256
@@ -149,7 +150,7 @@ class _Play:
             scores += [round(found.score, 4) for found in self._answers({0: None}, 0, numbers)[1]]
         return scores
 
-    def _answers(self, adapters: Any, version: int, numbers: range) -> tuple[list[Trajectory], list[Judgement]]:
+    def _answers(self, adapters: Mapping[int, Adapter | None], version: int, numbers: range) -> tuple[list[Trajectory], list[Judgement]]:
         instances = [self._stream.instance(number) for number in numbers]
         generator = torch.Generator().manual_seed(Random(f"answers {self._seed} {numbers.start}").getrandbits(48))
         trajectories = self._sampler.rollout(ANSWERS, instances, adapters, version, generator)
