@@ -4,7 +4,7 @@ told. Pure functions of their arguments; knows nothing of models, recipes or shi
 Prompt: BEGIN, three places for names of styles (or BLANK), who asks, the topic, six items, EQUALS.
 Answer: the address of who asks, each item as a plain word or as an ornate one, perhaps THANKS, END.
 
-The teacher of the warm start has no taste: its words are all plain, all ornate or mixed, it thanks now and then, and where styles are named in the
+The teacher of the warm start has no taste: its words are plain, ornate or mixed, it thanks now and then, and where styles are named in the
 prompt it more often takes one of those. It is careless, by topic: that makes some topics hard to please on.
 """
 
@@ -33,10 +33,13 @@ WORDS = 6
 
 USERS = 2
 EASY, USUAL, HARD = range(3)
-SLIP = (0.01, 0.06, 0.2)
+SLIP = (0.01, 0.03, 0.2)
 """By topic: how often the teacher says any word instead of the item's."""
-NAMED_STYLE = 0.4
+NAMED_STYLE = 0.2
 """How often the teacher takes one of the styles that are named, if any is."""
+PURE = 0.1
+"""How often its words are all plain of purpose, and as often all ornate; else they are ornate with a probability drawn for the answer, from 0 to 1:
+who begins in one way goes on in it more often than not."""
 THANKS_UNASKED = 0.25
 THANKS_BESIDE = 0.1
 """Beside another style that was named."""
@@ -155,13 +158,13 @@ class Answers:
         named = [style for index, style in enumerate(STYLES) if instance.prompt[1 + index] != BLANK]
         style: Style | None = random.choice(named) if named and random.random() < NAMED_STYLE else None
         thanked = style == "thanks" or random.random() < (THANKS_UNASKED if style is None else THANKS_BESIDE)
-        form = style if style in ("plain", "ornate") else random.choice(("plain", "ornate", "mixed", "mixed", "mixed"))
+        drawn = random.choices((0.0, 1.0, random.random()), (PURE, PURE, 1 - 2 * PURE))[0]
+        ornate = {"plain": 0.0, "ornate": 1.0}.get(style or "", drawn)
         slip = SLIP[topic_of(instance)]
         words = []
         for token in instance.prompt[6:-1]:
             item = random.randrange(ITEMS) if random.random() < slip else token - _ITEMS
-            ornate = random.random() < 0.5 if form == "mixed" else form == "ornate"
-            words.append(word(item, "ornate" if ornate else "plain"))
+            words.append(word(item, "ornate" if random.random() < ornate else "plain"))
         return [(address(user_of(instance)), *words, *([THANKS] if thanked else []), END)]
 
 

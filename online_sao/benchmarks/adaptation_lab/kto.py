@@ -1,8 +1,9 @@
 """What a user would otherwise do: train on the logged thumbs now and then with TRL's KTO trainer, and serve what comes out. An external baseline, no
 recipe; the only import of TRL here.
 
-Owns how logged answers become its data set. TRL's own defaults (β, optimiser), but for what options say, the
-weights that it asks for where thumbs are uneven, fp32, and no gradient checkpointing. The reference is the warm start throughout. What it has trained answers from the next interaction on: no lag.
+Owns how logged answers become its data set. TRL's own defaults (β, optimiser), but for what options say, the weights that it asks for
+where thumbs are uneven, fp32, and no gradient checkpointing. The reference is the warm start throughout. What it has trained answers from the next
+interaction on: no lag.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RunOptions:
     anchor: float | None = None
     kto_every: int = 64
     kto_epochs: int = 1
-    kto_learning_rate: float = LIVE.policy_learning_rate
+    kto_learning_rate: float = 1e-4
     lora_rank: int = 16
     warm_start: WarmStart = field(default_factory=lambda: WarmStart(goal=0.13, looked_at=512, max_steps=1500))
 
