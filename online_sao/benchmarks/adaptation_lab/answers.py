@@ -4,8 +4,8 @@ told. Pure functions of their arguments; knows nothing of models, recipes or shi
 Prompt: BEGIN, three places for names of styles (or BLANK), who asks, the topic, six items, EQUALS.
 Answer: the address of who asks, each item as a plain word or as an ornate one, perhaps THANKS, END.
 
-The teacher of the warm start has no taste: its words are plain, ornate or mixed, it thanks now and then, and where styles are named in the
-prompt it more often takes one of those. It is careless, by topic: that makes some topics hard to please on.
+The teacher of the warm start has no taste: how often its words are ornate is drawn for each answer, it thanks now and then, and where styles are
+named in the prompt it more often takes one of those. It is careless, by topic: that makes some topics hard to please on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from online_sao.benchmarks.tiny_policy.task import BEGIN, END, Instance
 from online_sao.experience.rewards import score_to_reward
 
 Style = Literal["plain", "ornate", "thanks"]
-"""All words plain; all words ornate, which excludes plain; thanks at the end, which goes with either."""
+"""Plain words; ornate words, which exclude plain ones; thanks at the end, which goes with either."""
 Scale = Literal["binary", "dense"]
 STYLES: tuple[Style, ...] = get_args(Style)
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -31,15 +31,15 @@ ITEMS = 10
 VOCABULARY = _ORNATE + ITEMS
 WORDS = 6
 
+IN_STYLE = (WORDS - 1) / WORDS
+"""The part of the words from which an answer is in a style, where that is yes or no."""
+
 USERS = 2
 EASY, USUAL, HARD = range(3)
 SLIP = (0.01, 0.03, 0.2)
 """By topic: how often the teacher says any word instead of the item's."""
 NAMED_STYLE = 0.2
 """How often the teacher takes one of the styles that are named, if any is."""
-PURE = 0.1
-"""How often its words are all plain of purpose, and as often all ornate; else they are ornate with a probability drawn for the answer, from 0 to 1:
-who begins in one way goes on in it more often than not."""
 THANKS_UNASKED = 0.25
 THANKS_BESIDE = 0.1
 """Beside another style that was named."""
@@ -102,7 +102,8 @@ def judge(instance: Instance, answer: Sequence[int]) -> Judgement:
     """By the wish of the instance. Quality looks at the part of address and words that is right, whatever the style, out of as many places as there
     are, and is 0 without END; style at the part of the words that are in it, or whether there is thanks.
 
-    ``binary``: each is 1 where that part is 1, else 0. ``dense``: from two thirds on each grows to 1 in proportion.
+    ``binary``: quality is 1 where all is right, style where no more than one word is in another, else 0. ``dense``: each part grows to 1 over its
+    last third.
     """
     wish = wish_of(instance)
     ended = bool(answer) and answer[-1] == END
@@ -114,7 +115,7 @@ def judge(instance: Instance, answer: Sequence[int]) -> Judgement:
     style = float(thanked) if wish.style == "thanks" else _form(said, wish.style)
     if wish.scale == "dense":
         return Judgement(_ramp(quality), _ramp(style))
-    return Judgement(float(quality == 1.0), float(style == 1.0))
+    return Judgement(float(quality == 1.0), float(style >= IN_STYLE))
 
 
 def _ramp(part: float) -> float:
@@ -158,8 +159,7 @@ class Answers:
         named = [style for index, style in enumerate(STYLES) if instance.prompt[1 + index] != BLANK]
         style: Style | None = random.choice(named) if named and random.random() < NAMED_STYLE else None
         thanked = style == "thanks" or random.random() < (THANKS_UNASKED if style is None else THANKS_BESIDE)
-        drawn = random.choices((0.0, 1.0, random.random()), (PURE, PURE, 1 - 2 * PURE))[0]
-        ornate = {"plain": 0.0, "ornate": 1.0}.get(style or "", drawn)
+        ornate = {"plain": 0.0, "ornate": 1.0}.get(style or "", random.random())
         slip = SLIP[topic_of(instance)]
         words = []
         for token in instance.prompt[6:-1]:
