@@ -37,7 +37,7 @@ class RunOptions:
     kto_epochs: int = 1
     kto_learning_rate: float = 1e-4
     lora_rank: int = 16
-    warm_start: WarmStart = field(default_factory=lambda: WarmStart(goal=0.17, looked_at=512, max_steps=600))
+    warm_start: WarmStart = field(default_factory=lambda: WarmStart(goal=1.0, max_steps=400))
 
     def __post_init__(self) -> None:
         for name in ("phase_interactions", "batch_size", "kto_every", "kto_epochs", "lora_rank"):

@@ -59,7 +59,7 @@ def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
     began = time.perf_counter()
     sampler = Sampler(warm_start.load(ANSWERS, base, options.warm_start))
     student = _student(options, base)
-    play = _Play(options, sampler)
+    play = Play(options, sampler)
     phases = options.stream.phases
     total, last = phases[-1].start + phases[-1].interactions, phases[-1].start
     record = Record()
@@ -111,7 +111,7 @@ def _student(options: RunOptions, base: Path) -> Student:
     return RecipeStudent(base, options.warm_start, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
 
 
-class _Play:
+class Play:
     """The stream's prompts, put to a student or to the warm start."""
 
     def __init__(self, options: RunOptions, sampler: Sampler) -> None:
