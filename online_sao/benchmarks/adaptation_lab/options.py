@@ -10,7 +10,7 @@ from online_sao.benchmarks.adaptation_lab import kto
 from online_sao.benchmarks.adaptation_lab.answers import Scale
 from online_sao.benchmarks.adaptation_lab.stream import Names, Population, Stream
 from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers
-from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
+from online_sao.benchmarks.tiny_policy.warm_start import CooledWarmStart, WarmStart
 
 LIVE = recipe("sao", "live")
 SETTINGS = ("population", "names", "scale")
@@ -37,7 +37,7 @@ class RunOptions:
     kto_epochs: int = 1
     kto_learning_rate: float = 1e-4
     lora_rank: int = 16
-    warm_start: WarmStart = field(default_factory=lambda: WarmStart(goal=1.0, max_steps=400))
+    warm_start: WarmStart = field(default_factory=lambda: CooledWarmStart(goal=1.0, max_steps=400))
 
     def __post_init__(self) -> None:
         for name in ("phase_interactions", "batch_size", "kto_every", "kto_epochs", "lora_rank"):

@@ -47,6 +47,20 @@ class WarmStart:
     steps_between_looks: int = 25
     looked_at: int = 256
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        return self.learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class CooledWarmStart(WarmStart):
+    """The learning rate falls to 0 over the last steps, so that what is taught in equal parts is done in equal parts, not as the last batches had it."""
+
+    cooling_steps: int = 150
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * min(1.0, (self.max_steps - step) / self.cooling_steps)
+
 
 def obtain(task: Task, seed: int, numbers: WarmStart, cache: Path, progress: Callable[[int, int, float], None]) -> tuple[Path, dict[str, Any]]:
     """The folder of the warm start, made where it is not there yet, and what is said of it: steps and success rate.
@@ -110,6 +124,7 @@ def _teach(task: Task, seed: int, numbers: WarmStart, progress: Callable[[int, i
             logits = model(input_ids=token_ids[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
             optimizer.zero_grad(set_to_none=True)
+            optimizer.param_groups[0]["lr"] = numbers.rate(step)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step += 1
