@@ -54,7 +54,7 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class CooledWarmStart(WarmStart):
-    """The learning rate falls to 0 over the last steps, so that what is taught in equal parts is done in equal parts, not as the last batches had it."""
+    """The learning rate falls to 0 over the last steps: what is taught in equal parts is then done in equal parts, not as the last batches had it."""
 
     cooling_steps: int = 150
 
