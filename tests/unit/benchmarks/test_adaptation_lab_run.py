@@ -10,6 +10,7 @@ import pytest
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge
 from online_sao.benchmarks.adaptation_lab.command import _arguments, main
+from online_sao.benchmarks.adaptation_lab.kto import _balanced
 from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
 from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
@@ -142,6 +143,12 @@ def test_the_documented_command_can_be_run_and_kto_only_with_trl(capsys, monkeyp
     with pytest.raises(SystemExit):
         _arguments(["--recipes", "kto"])
     assert "online-sao[bench]" in capsys.readouterr().err
+
+
+def test_uneven_thumbs_are_weighed_as_the_authors_of_kto_advise():
+    """From 1 to 4/3: weight · number of the desirable over that of the others."""
+    assert _balanced(10, 40)["desirable_weight"] * 10 / 40 == pytest.approx(7 / 6)
+    assert 30 / (_balanced(30, 10)["undesirable_weight"] * 10) == pytest.approx(7 / 6)
 
 
 @pytest.mark.skipif(not trl_grpo.available(), reason="TRL is not installed (extra bench)")
