@@ -1,4 +1,4 @@
-"""Rollouts and warm starts of a tiny policy: logprobs are the model's own, observations are not trained on, a swap shows at its token and not before."""
+"""A tiny policy: logprobs are the model's own, observations are not trained on, a swap shows at its token and not before; its warm starts."""
 
 from random import Random
 
