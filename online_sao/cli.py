@@ -176,6 +176,14 @@ def bench_stability(context: typer.Context) -> None:
     raise typer.Exit(stability(context.args))
 
 
+@bench_app.command("adaptation-lab", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench_adaptation_lab(context: typer.Context) -> None:
+    """Compare how fast recipes follow shifts of preference, on a tiny model and over many seeds."""
+    from online_sao.benchmarks.adaptation_lab.command import main as adaptation_lab
+
+    raise typer.Exit(adaptation_lab(context.args))
+
+
 @bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench_base_rates(context: typer.Context) -> None:
     """How often a model that has learned nothing pleases each simulated preference."""

@@ -28,13 +28,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from online_sao.algorithm.recipes import Preset
 from online_sao.benchmarks.environment import environment
-from online_sao.benchmarks.stability import warm_start
 from online_sao.benchmarks.stability.claims import RECIPES
 from online_sao.benchmarks.stability.report import write_report
 from online_sao.benchmarks.stability.summary import summarise
 from online_sao.benchmarks.stability.tasks import TASKS
-from online_sao.benchmarks.stability.training import RunOptions, recipe_numbers, run
-from online_sao.benchmarks.stability.warm_start import WarmStart
+from online_sao.benchmarks.stability.training import RunOptions, run
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers, still_to_run, write
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 LAGS = (0, 1, 4, 16)
 console = Console(stderr=True, highlight=False)
@@ -46,22 +47,12 @@ def run_file(out: Path, options: RunOptions) -> Path:
 
 def _identity(options: RunOptions) -> dict[str, Any]:
     """What a run is the run of: with another one of these, a file of the same name is not it."""
-    found: dict[str, Any] = json.loads(json.dumps({"options": asdict(options), "recipe": recipe_numbers(options.build_recipe())}))
-    return found
+    return {"options": asdict(options), "recipe_numbers": recipe_numbers(options.build_recipe())}
 
 
 def _run_all(planned: Sequence[RunOptions], out: Path, command: str) -> bool:
     """Runs what has no file yet. False where a file is there that other options made."""
-    fine, todo = True, []
-    for options in planned:
-        path = run_file(out, options)
-        if not path.exists():
-            todo.append(options)
-        elif {key: json.loads(path.read_text())[f"{key}{suffix}"] for key, suffix in (("options", ""), ("recipe", "_numbers"))} != _identity(options):
-            fine = False
-            console.print(f"{options.title}: {path} was made with other options or recipe numbers; remove it, or name another --out", style="red")
-    if len(todo) < len(planned) and fine:
-        console.print(f"[dim]{len(planned) - len(todo)} of {len(planned)} runs are there already[/dim]")
+    todo, fine = still_to_run(planned, lambda options: run_file(out, options), _identity, console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=console) as progress:
         whole = progress.add_task("all runs", total=len(todo), note="")
@@ -86,8 +77,7 @@ def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -
         "benchmark": "stability",
         "format": 1,
         **{name: getattr(options, name) for name in ("task", "recipe", "lag", "seed")},
-        "options": asdict(options),
-        "recipe_numbers": recipe_numbers(options.build_recipe()),
+        **_identity(options),
         "warm_start": about,
         "threads": torch.get_num_threads(),
         "command": command,
@@ -96,11 +86,7 @@ def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -
         "environment": environment(),
     }
     result["summary"] = summary = summarise(result)
-    path = run_file(out, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(result, separators=(",", ":")) + "\n")
-    unfinished.rename(path)
+    write(run_file(out, options), result)
     progress.remove_task(bar)
     collapsed = "no collapse" if summary["collapse_update"] is None else f"[red]collapsed at {summary['collapse_update']}[/red]"
     success = f"held out {summary['held_out_before']:.2f} → {summary['held_out_after']:.2f}, best {summary['best_success']:.2f}"

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 
 from online_sao.benchmarks.plotting import GRID, INK, MUTED, STYLE, save
 from online_sao.benchmarks.stability.claims import cells
-from online_sao.benchmarks.stability.summary import numbers, smoothed
+from online_sao.benchmarks.stability.summary import WINDOW
+from online_sao.benchmarks.tiny_policy.curves import numbers, smoothed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def _curve(axes: Axes, runs: Sequence[Mapping[str, Any]], metric: str, colour: A
     """The median over the runs and their range, smoothed. Nothing of a critic where there was none."""
     if metric.startswith("value/") and not any(any(run["series"]["value/updates"]) for run in runs):
         return
-    curves = [smoothed(numbers(run["series"][metric])) for run in runs]
+    curves = [smoothed(numbers(run["series"][metric]), WINDOW) for run in runs]
     length, updates = min(map(len, curves)), len(runs[0]["series"][metric])
     at_update = list(zip(*(curve[-length:] for curve in curves), strict=True))
     places = range(updates - length + 1, updates + 1)

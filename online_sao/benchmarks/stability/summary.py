@@ -6,10 +6,10 @@ Collapse. Success rates are smoothed over the last 20 updates. The floor is half
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from online_sao.benchmarks.tiny_policy.curves import finite_mean, numbers, smoothed
 
 WINDOW = 20
 """Updates that are smoothed over, and that a fall must last."""
@@ -23,15 +23,9 @@ COLLAPSE = (
 )
 
 
-def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """Mean of the latest ``window`` values at each place from the first that has so many (of all, where there are fewer altogether)."""
-    window = min(window, len(values))
-    return [statistics.fmean(values[end - window : end]) for end in range(window, len(values) + 1)]
-
-
 def collapse(success: Sequence[float], warm: float) -> int | None:
     """The update, from 1, at which a run collapsed; None if it did not. ``success``: of every update; ``warm``: of the warm start."""
-    rates = smoothed(success)
+    rates = smoothed(success, WINDOW)
     offset = len(success) - len(rates) + 1
     best, below = warm, 0
     for place, rate in enumerate(rates):
@@ -42,15 +36,10 @@ def collapse(success: Sequence[float], warm: float) -> int | None:
     return None
 
 
-def numbers(series: Sequence[float | None]) -> list[float]:
-    """NaN where an update had no finite number."""
-    return [math.nan if value is None else value for value in series]
-
-
 def summarise(result: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of one run (training.run) that tables and claims are made of. Of a critic there are none where no value model was trained."""
     series = {name: numbers(values) for name, values in result["series"].items()}
-    rates = smoothed(series["data/success_rate"])
+    rates = smoothed(series["data/success_rate"], WINDOW)
     best = max(rates)
     critic = any(series["value/updates"])
     counts = series["value/explained_variance_trajectories"]
@@ -62,19 +51,13 @@ def summarise(result: Mapping[str, Any]) -> dict[str, Any]:
         "collapse_update": collapse(series["data/success_rate"], result["held_out"]["before"]),
         "held_out_before": result["held_out"]["before"],
         "held_out_after": result["held_out"]["after"],
-        "masked_fraction": _mean(series["policy/masked_fraction"]),
-        "ess_fraction": _mean(series["policy/ess_fraction"]),
-        "kl_behavior_current_k3": _mean(series["policy/kl_behavior_current_k3"]),
-        "kl_base": _mean(series["policy/kl_base"][-WINDOW:]),
-        "entropy": _mean(series["policy/entropy"][-WINDOW:]),
-        "policy_grad_norm": _mean(series["policy/grad_norm"]),
-        "value_grad_norm": _mean(series["value/grad_norm"]) if critic else None,
-        "explained_variance": _mean(judged or series["value/explained_variance"]) if critic else None,
+        "masked_fraction": finite_mean(series["policy/masked_fraction"]),
+        "ess_fraction": finite_mean(series["policy/ess_fraction"]),
+        "kl_behavior_current_k3": finite_mean(series["policy/kl_behavior_current_k3"]),
+        "kl_base": finite_mean(series["policy/kl_base"][-WINDOW:]),
+        "entropy": finite_mean(series["policy/entropy"][-WINDOW:]),
+        "policy_grad_norm": finite_mean(series["policy/grad_norm"]),
+        "value_grad_norm": finite_mean(series["value/grad_norm"]) if critic else None,
+        "explained_variance": finite_mean(judged or series["value/explained_variance"]) if critic else None,
         "problems": len(result["problems"]),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """Of the finite ones; None where there are none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else None

@@ -10,14 +10,15 @@ builds on it. Care is for the reward to teach: +1 for a right answer, −1 for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
-PAD, BEGIN, END, EQUALS, ANSWER, ASK = range(6)
+from online_sao.benchmarks.tiny_policy.task import BEGIN, END, Instance, Task
+
+EQUALS, ANSWER, ASK = range(3, 6)
 _FIRST_NUMBER = 16
 LARGEST = 31
 VOCABULARY = _FIRST_NUMBER + LARGEST + 1
+NUMBERS = range(_FIRST_NUMBER, VOCABULARY)
 
 RIGHT, WRONG = 1.0, -1.0
 
@@ -27,45 +28,12 @@ def number(value: int) -> int:
     return _FIRST_NUMBER + value
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """``hidden``: what the prompt does not tell, where there is such a thing."""
-
-    prompt: tuple[int, ...]
-    hidden: tuple[int, ...] = ()
-
-
-class Task(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def max_turn_tokens(self) -> int:
-        """Tokens after which a turn is cut off."""
-        ...
-
-    @property
-    def usual_tokens(self) -> int:
-        """Tokens after the prompt, observations among them, where a teacher takes its longest way."""
-        ...
-
-    def instance(self, random: Random) -> Instance:
-        """One question. All prompts of a task are equally long."""
-        ...
-
-    def react(self, instance: Instance, turns: Sequence[tuple[int, ...]]) -> tuple[int, ...] | float:
-        """What follows the latest of the ``turns`` (each ends with END, or was cut off): the tokens of an observation, or the reward at the end."""
-        ...
-
-    def demonstrate(self, instance: Instance, random: Random) -> list[tuple[int, ...]]:
-        """The turns of a teacher, each ended by END."""
-        ...
-
-
 class Sort:
     """BEGIN six different numbers EQUALS → the same in rising order, END."""
 
     name = "sort"
+    vocabulary = VOCABULARY
+    ordered = NUMBERS
     max_turn_tokens = 10
     usual_tokens = 7
     COUNT = 6
@@ -92,6 +60,8 @@ class Lookup:
     """
 
     name = "lookup"
+    vocabulary = VOCABULARY
+    ordered = NUMBERS
     max_turn_tokens = 5
     usual_tokens = 19
     MOST_HOPS = 4

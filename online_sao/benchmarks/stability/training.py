@@ -8,8 +8,6 @@ seed and update alone, so that every recipe and lag is asked the same. Equal opt
 from __future__ import annotations
 
 import itertools
-import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +17,17 @@ from typing import Any
 
 import torch
 
-from online_sao.algorithm.recipes import Preset, Recipe, number_names, recipe
-from online_sao.benchmarks.stability import warm_start
-from online_sao.benchmarks.stability.sampling import Sampler, Swap, success_rate
-from online_sao.benchmarks.stability.tasks import TASKS, Task
-from online_sao.benchmarks.stability.warm_start import WarmStart
+from online_sao.algorithm.recipes import Preset, Recipe, recipe
+from online_sao.benchmarks.stability.tasks import TASKS
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.curves import kept
+from online_sao.benchmarks.tiny_policy.sampling import Sampler, Swap, success_rate
+from online_sao.benchmarks.tiny_policy.task import Task
+from online_sao.benchmarks.tiny_policy.versions import Versions
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 from online_sao.experience.batching import pack
 from online_sao.learner.learner import Learner
 from online_sao.learner.report import UpdateReport
-from online_sao.models.adapter import Adapter, read_adapter
 from online_sao.types import Trajectory
 
 TIMINGS = {"policy/seconds": "policy", "value/seconds": "value"}
@@ -82,10 +82,6 @@ class RunOptions:
         )
 
 
-def recipe_numbers(chosen: Recipe) -> dict[str, Any]:
-    return {"name": chosen.name, "preset": chosen.preset, **{name: getattr(chosen, name) for name in number_names()}}
-
-
 def run(options: RunOptions, base: Path, progress: Callable[[int, float], None]) -> dict[str, Any]:
     """``base``: the folder of the warm start. ``progress(update, success_rate)`` is called after every update.
 
@@ -95,9 +91,14 @@ def run(options: RunOptions, base: Path, progress: Callable[[int, float], None])
     began = time.perf_counter()
     task, chosen = TASKS[options.task], options.build_recipe()
     learner = Learner(
-        warm_start.load(base, options.warm_start), base.name, chosen, lora_rank=options.lora_rank, lora_alpha=2 * options.lora_rank, seed=options.seed
+        warm_start.load(task, base, options.warm_start),
+        base.name,
+        chosen,
+        lora_rank=options.lora_rank,
+        lora_alpha=2 * options.lora_rank,
+        seed=options.seed,
     )
-    rollouts = _Rollouts(task, Sampler(warm_start.load(base, options.warm_start)), options)
+    rollouts = _Rollouts(task, Sampler(warm_start.load(task, base, options.warm_start)), options)
     before = rollouts.held_out(0)
     series: dict[str, list[float | None]] = {}
     problems: dict[int, str] = {}
@@ -115,9 +116,9 @@ def run(options: RunOptions, base: Path, progress: Callable[[int, float], None])
         seconds["update"] += time.perf_counter() - sampled
         for metric, place in TIMINGS.items():
             seconds[place] += report.metrics[metric]
-        rollouts.publish(update, learner)
+        rollouts.versions.publish(update, learner)
         for metric, value in _kept(report, trajectories, update).items():
-            series.setdefault(metric, []).append(float(f"{value:.5g}") if math.isfinite(value) else None)
+            series.setdefault(metric, []).append(kept(value))
         progress(update, success_rate(trajectories))
     after = rollouts.held_out(options.updates)
     seconds["total"] = time.perf_counter() - began
@@ -144,13 +145,13 @@ def _turns(trajectory: Trajectory) -> int:
 
 
 class _Rollouts:
-    """The published versions that may still be sampled from, and the questions of every update."""
+    """The questions of every update, and who answers them."""
 
     def __init__(self, task: Task, sampler: Sampler, options: RunOptions) -> None:
         self._task = task
         self._sampler = sampler
         self._options = options
-        self._adapters: dict[int, Adapter | None] = {0: None}
+        self.versions = Versions(options.lag)
 
     def sample(self, update: int) -> list[Trajectory]:
         """What this update trains on: groups of the same question, from the version of ``lag`` updates ago."""
@@ -160,21 +161,14 @@ class _Rollouts:
         questions = [self._task.instance(random) for _ in range(options.batch_size // options.group_size)]
         instances = [question for question in questions for _ in range(options.group_size)]
         group_ids = [group for group in range(len(questions)) for _ in range(options.group_size)]
-        version = max(0, update - 1 - options.lag)
+        version = self.versions.answering(update)
         wanted, swap_at = random.random() < options.mixed, random.randint(1, self._task.usual_tokens - 1)
-        swap = Swap(swap_at, version + 1) if wanted and version + 1 in self._adapters else None
-        return self._sampler.rollout(self._task, instances, self._adapters, version, generator, swap=swap, group_ids=group_ids)
-
-    def publish(self, update: int, learner: Learner) -> None:
-        """As the service does: the adapter's files, read back. Versions that no later rollout begins with are forgotten."""
-        with tempfile.TemporaryDirectory() as folder:
-            learner.export_adapter(Path(folder))
-            self._adapters[update] = read_adapter(Path(folder))
-        self._adapters = {version: adapter for version, adapter in self._adapters.items() if version >= update - self._options.lag}
+        swap = Swap(swap_at, version + 1) if wanted and version + 1 in self.versions.adapters else None
+        return self._sampler.rollout(self._task, instances, self.versions.adapters, version, generator, swap=swap, group_ids=group_ids)
 
     def held_out(self, version: int) -> float:
         """Success rate of a version, on the same questions and random numbers every time."""
         random = Random(f"held out {self._options.task} {self._options.seed}")
         questions = [self._task.instance(random) for _ in range(self._options.held_out)]
         generator = torch.Generator().manual_seed(self._options.seed)
-        return success_rate(self._sampler.rollout(self._task, questions, self._adapters, version, generator))
+        return success_rate(self._sampler.rollout(self._task, questions, self.versions.adapters, version, generator))

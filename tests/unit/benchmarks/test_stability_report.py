@@ -4,7 +4,8 @@ import pytest
 
 from online_sao.benchmarks.stability.claims import verdicts
 from online_sao.benchmarks.stability.report import markdown, write_report
-from online_sao.benchmarks.stability.summary import WINDOW, collapse, smoothed, summarise
+from online_sao.benchmarks.stability.summary import WINDOW, collapse, summarise
+from online_sao.benchmarks.tiny_policy.curves import smoothed
 
 METRICS = ("masked_fraction", "ess_fraction", "kl_behavior_current_k3", "kl_base", "entropy", "grad_norm")
 

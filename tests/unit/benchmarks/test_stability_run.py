@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from online_sao.benchmarks.stability import warm_start
 from online_sao.benchmarks.stability.claims import RECIPES
 from online_sao.benchmarks.stability.command import _arguments, main
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
-from online_sao.benchmarks.stability.warm_start import WarmStart
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_steps=20, steps_between_looks=20, looked_at=16)
 

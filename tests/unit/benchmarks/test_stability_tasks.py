@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from online_sao.benchmarks.stability.tasks import ANSWER, ASK, BEGIN, END, EQUALS, PAD, TASKS, VOCABULARY, Instance, number
+from online_sao.benchmarks.stability.tasks import ANSWER, ASK, EQUALS, TASKS, VOCABULARY, number
+from online_sao.benchmarks.tiny_policy.task import BEGIN, END, PAD, Instance
 
 SORT, LOOKUP = TASKS["sort"], TASKS["lookup"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-from online_sao.benchmarks.stability.tasks import END, PAD, Instance, Task
+from online_sao.benchmarks.tiny_policy.task import END, PAD, Instance, Task
 from online_sao.experience.trajectories import build_trajectory
 from online_sao.models.adapter import Adapter, MergedWeights
 from online_sao.types import Completion, FinishReason, Interaction, SamplingParams, Trajectory, VersionSpan

@@ -1,4 +1,4 @@
-"""Rollouts of the stability benchmark: logprobs are the model's own, observations are not trained on, a swap shows at its token and not before."""
+"""A tiny policy: logprobs are the model's own, observations are not trained on, a swap shows at its token and not before; its warm starts."""
 
 from random import Random
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from online_sao.benchmarks.stability import warm_start
-from online_sao.benchmarks.stability.sampling import Sampler, Swap
 from online_sao.benchmarks.stability.tasks import TASKS, number
-from online_sao.benchmarks.stability.warm_start import WarmStart
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.sampling import Sampler, Swap
+from online_sao.benchmarks.tiny_policy.warm_start import CooledWarmStart, WarmStart
 from online_sao.models.adapter import Adapter, adapted_matrices
 
 SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_steps=60, steps_between_looks=60, learning_rate=3e-3, looked_at=16)
@@ -24,7 +24,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def model(base) -> LlamaForCausalLM:
-    return warm_start.load(base, SMALL)
+    return warm_start.load(TASKS["lookup"], base, SMALL)
 
 
 def an_adapter(model, seed):
@@ -53,7 +53,7 @@ def recomputed(model, trajectory):
 
 def test_logprobs_are_those_of_the_version_that_sampled(base, model):
     adapters = {0: None, 7: an_adapter(model, 1)}
-    served = warm_start.load(base, SMALL)
+    served = warm_start.load(TASKS["lookup"], base, SMALL)
     sampled = rollout(served, adapters, 7)  # leaves the adapter merged into it
     for trajectory in sampled:
         mask = torch.tensor(trajectory.loss_mask[1:])
@@ -110,3 +110,9 @@ def test_a_warm_start_is_made_once_and_again_when_something_of_it_changes(base, 
     changed, _ = warm_start.obtain(TASKS["lookup"], 1, other, base.parent, lambda *look: looks.append(look))
     assert changed != base
     assert len(looks) == 1
+
+
+def test_a_cooled_warm_start_ends_at_a_rate_of_nothing():
+    cooled = CooledWarmStart(learning_rate=1e-3, max_steps=400, cooling_steps=150)
+    assert [cooled.rate(step) for step in (0, 250, 325, 400)] == pytest.approx([1e-3, 1e-3, 5e-4, 0])
+    assert WarmStart(learning_rate=1e-3, max_steps=400).rate(399) == 1e-3

@@ -1,6 +1,6 @@
 """The base policy of a run: a causal transformer of about a million parameters, taught a task just well enough that reward has something to raise.
 
-Owns its size, its supervision and the cache of what came of it, by task and seed; every recipe and lag begins with the same one.
+Owns its size, its supervision and the cache of what came of it, by task and seed; every recipe begins with the same one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from online_sao.benchmarks.stability import tasks
-from online_sao.benchmarks.stability.sampling import Sampler, success_rate
-from online_sao.benchmarks.stability.tasks import BEGIN, END, LARGEST, PAD, VOCABULARY, Task, number
+from online_sao.benchmarks.tiny_policy.sampling import Sampler, success_rate
+from online_sao.benchmarks.tiny_policy.task import BEGIN, END, PAD, Task
 
 IGNORED = -100
 """Of cross-entropy: tokens that the teacher did not choose."""
@@ -48,6 +47,20 @@ class WarmStart:
     steps_between_looks: int = 25
     looked_at: int = 256
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        return self.learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class CooledWarmStart(WarmStart):
+    """The learning rate falls to 0 over the last steps: what is taught in equal parts is then done in equal parts, not as the last batches had it."""
+
+    cooling_steps: int = 150
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * min(1.0, (self.max_steps - step) / self.cooling_steps)
+
 
 def obtain(task: Task, seed: int, numbers: WarmStart, cache: Path, progress: Callable[[int, int, float], None]) -> tuple[Path, dict[str, Any]]:
     """The folder of the warm start, made where it is not there yet, and what is said of it: steps and success rate.
@@ -55,7 +68,9 @@ def obtain(task: Task, seed: int, numbers: WarmStart, cache: Path, progress: Cal
     ``progress(step, most, success_rate)`` is called at every look.
     """
     # What was taught with other numbers, by another teacher or in another way is another warm start.
-    taught = json.dumps(asdict(numbers), sort_keys=True) + inspect.getsource(tasks) + inspect.getsource(sys.modules[__name__])
+    taught = (
+        json.dumps(asdict(numbers), sort_keys=True) + inspect.getsource(sys.modules[type(task).__module__]) + inspect.getsource(sys.modules[__name__])
+    )
     folder = cache / f"{task.name}-seed{seed}-{hashlib.sha256(taught.encode()).hexdigest()[:12]}"
     if not (folder / "about.json").is_file():
         model, about = _teach(task, seed, numbers, progress)
@@ -68,17 +83,17 @@ def obtain(task: Task, seed: int, numbers: WarmStart, cache: Path, progress: Cal
     return folder, json.loads((folder / "about.json").read_text())
 
 
-def load(folder: Path, numbers: WarmStart) -> LlamaForCausalLM:
+def load(task: Task, folder: Path, numbers: WarmStart) -> LlamaForCausalLM:
     """A copy of its own at every call."""
-    model = _new_model(numbers)
+    model = _new_model(task, numbers)
     tensors = load_file(folder / "model.safetensors")
     model.load_state_dict({**tensors, TIED: tensors["model.embed_tokens.weight"]})
     return model
 
 
-def _new_model(numbers: WarmStart) -> LlamaForCausalLM:
+def _new_model(task: Task, numbers: WarmStart) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=task.vocabulary,
         hidden_size=numbers.hidden_size,
         intermediate_size=numbers.intermediate_size,
         num_hidden_layers=numbers.layers,
@@ -96,8 +111,9 @@ def _new_model(numbers: WarmStart) -> LlamaForCausalLM:
 def _teach(task: Task, seed: int, numbers: WarmStart, progress: Callable[[int, int, float], None]) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _new_model(numbers)
-    _order_numbers(model)
+        model = _new_model(task, numbers)
+    if task.ordered:
+        _order(model, task.ordered)
     random, generator = Random(f"warm start {task.name} {seed}"), torch.Generator().manual_seed(seed)
     questions = [task.instance(random) for _ in range(numbers.looked_at)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=numbers.learning_rate, weight_decay=0.0, fused=True)
@@ -108,6 +124,7 @@ def _teach(task: Task, seed: int, numbers: WarmStart, progress: Callable[[int, i
             logits = model(input_ids=token_ids[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
             optimizer.zero_grad(set_to_none=True)
+            optimizer.param_groups[0]["lr"] = numbers.rate(step)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step += 1
@@ -118,12 +135,13 @@ def _teach(task: Task, seed: int, numbers: WarmStart, progress: Callable[[int, i
 
 
 @torch.no_grad()
-def _order_numbers(model: LlamaForCausalLM) -> None:
-    """Neighbouring numbers begin with similar embeddings: that they have an order need not be learned first."""
+def _order(model: LlamaForCausalLM, tokens: range) -> None:
+    """Neighbours begin with similar embeddings: that numbers have an order need not be learned first."""
     embedding = model.get_input_embeddings().weight
-    frequencies = torch.linspace(torch.pi / 2 / LARGEST, torch.pi / 2, embedding.shape[1] // 2)
-    angles = torch.arange(LARGEST + 1)[:, None] * frequencies
-    embedding[number(0) : number(LARGEST) + 1] += ORDER * torch.cat([angles.sin(), angles.cos()], dim=1)
+    largest = len(tokens) - 1
+    frequencies = torch.linspace(torch.pi / 2 / largest, torch.pi / 2, embedding.shape[1] // 2)
+    angles = torch.arange(len(tokens))[:, None] * frequencies
+    embedding[tokens.start : tokens.stop] += ORDER * torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def _demonstrations(task: Task, random: Random, count: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,3 @@
+from online_sao.benchmarks.adaptation_lab.command import main
+
+raise SystemExit(main())

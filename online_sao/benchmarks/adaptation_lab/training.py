@@ -1,0 +1,162 @@
+"""One run: a stream of interactions is answered, judged and learned from, and wishes change twice under way. Owns the order, and what is kept.
+
+Every answer is used once, ``batch_size`` at a time in the order they came, by the real learner; what answers is a published version. Prompts and
+random numbers depend on seed and interaction alone, so that every recipe is asked the same. Equal options give equal results, timings aside.
+
+Controls, beside the real run: the warm start's own answers to the same prompts (frozen), and the last phase once more, from where it began, with the
+neutral score (anchor-only), so that nothing but the pull to the base moves the policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from online_sao.benchmarks.adaptation_lab import kto
+from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, Judgement, judge
+from online_sao.benchmarks.adaptation_lab.options import RunOptions
+from online_sao.benchmarks.adaptation_lab.students import RecipeStudent, Student
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.curves import kept
+from online_sao.benchmarks.tiny_policy.sampling import Sampler
+from online_sao.models.adapter import Adapter
+from online_sao.types import Trajectory
+
+AT_ONCE = 256
+"""Answers of the frozen control in one batch."""
+Progress = Callable[[int, float], None]
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened, in order: of every interaction what was found in its answer; of every batch its seconds and the update's metrics."""
+
+    judgements: list[Judgement] = field(default_factory=list)
+    sampling_seconds: list[float] = field(default_factory=list)
+    update_seconds: list[float] = field(default_factory=list)
+    """Publishing among them."""
+    training_seconds: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[float | None]] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+
+    def scores(self) -> list[float]:
+        return [round(judgement.score, 4) for judgement in self.judgements]
+
+
+def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
+    """``base``: the folder of the warm start. ``progress(interactions, score)`` is called after every batch: how many are done, its mean score.
+
+    Returns ``phases``; ``scores``, ``quality`` and ``style`` of every interaction; ``frozen`` and ``anchor_only`` (of the last phase; None for what
+    has no anchor): scores; ``series`` (metric → one number an update), ``seconds`` of sampling and update batch by batch and
+    of training in all, ``problems``.
+    """
+    began = time.perf_counter()
+    sampler = Sampler(warm_start.load(ANSWERS, base, options.warm_start))
+    student = _student(options, base)
+    play = Play(options, sampler)
+    phases = options.stream.phases
+    total, last = phases[-1].start + phases[-1].interactions, phases[-1].start
+    record = Record()
+    play.on(student, range(last), record, progress)
+    branch = student.snapshot()
+    play.on(student, range(last, total), record, lambda done, score: progress(last + done, score))
+    anchor_only = None
+    if branch is not None:
+        student.restore(branch)
+        neutral = Record()
+        play.on(student, range(last, total), neutral, lambda done, score: progress(total + done, score), neutral=True)
+        anchor_only = neutral.scores()
+    return {
+        "phases": [asdict(phase) for phase in phases],
+        "scores": record.scores(),
+        "quality": [round(judgement.quality, 4) for judgement in record.judgements],
+        "style": [round(judgement.style, 4) for judgement in record.judgements],
+        "frozen": play.frozen(range(total)),
+        "anchor_only": anchor_only,
+        "series": record.series,
+        "problems": record.problems,
+        "seconds": {
+            "sampling": [round(seconds, 4) for seconds in record.sampling_seconds],
+            "update": [round(seconds, 4) for seconds in record.update_seconds],
+            **record.training_seconds,
+            "total": time.perf_counter() - began,
+        },
+    }
+
+
+def interactions_of(options: RunOptions) -> int:
+    """How many a run answers in all, the anchor-only branch among them: what progress counts to."""
+    phases = options.stream.phases
+    return sum(phase.interactions for phase in phases) + (0 if options.is_kto else phases[-1].interactions)
+
+
+def _student(options: RunOptions, base: Path) -> Student:
+    if options.is_kto:
+        return kto.KTOStudent(
+            base,
+            options.warm_start,
+            every=options.kto_every,
+            epochs=options.kto_epochs,
+            learning_rate=options.kto_learning_rate,
+            batch_size=options.batch_size,
+            lora_rank=options.lora_rank,
+            seed=options.seed,
+        )
+    return RecipeStudent(base, options.warm_start, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
+
+
+class Play:
+    """The stream's prompts, put to a student or to the warm start."""
+
+    def __init__(self, options: RunOptions, sampler: Sampler) -> None:
+        self._stream = options.stream
+        self._seed = options.seed
+        self._batch_size = options.batch_size
+        self._sampler = sampler
+
+    def on(self, student: Student, interactions: range, record: Record, progress: Progress, *, neutral: bool = False) -> None:
+        """Batch after batch: answer, judge, learn. ``neutral``: what is learned from is reward 0, whatever was found."""
+        for start in range(interactions.start, interactions.stop, self._batch_size):
+            began = time.perf_counter()
+            numbers = range(start, start + self._batch_size)
+            trajectories, judgements = self._answers(student.adapters, student.answering(), numbers)
+            sampled = time.perf_counter()
+            if neutral:
+                trajectories = [replace(trajectory, rewards=(0.0,) * len(trajectory.rewards)) for trajectory in trajectories]
+            lesson = student.learn(trajectories)
+            record.sampling_seconds.append(sampled - began)
+            record.update_seconds.append(time.perf_counter() - sampled)
+            record.judgements += judgements
+            for metric, value in lesson.metrics.items():
+                name, _, last = metric.partition("/")
+                if last == "seconds":  # no result, and never the same twice
+                    record.training_seconds[name] = record.training_seconds.get(name, 0.0) + value
+                else:
+                    record.series.setdefault(metric, []).append(kept(value))
+            if lesson.problem is not None:
+                record.problems[len(record.update_seconds)] = lesson.problem
+            progress(start + self._batch_size - interactions.start, sum(found.score for found in judgements) / len(judgements))
+
+    def frozen(self, interactions: range) -> list[float]:
+        scores: list[float] = []
+        for start in range(interactions.start, interactions.stop, AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, interactions.stop))
+            scores += [round(found.score, 4) for found in self._answers({0: None}, 0, numbers)[1]]
+        return scores
+
+    def _answers(self, adapters: Mapping[int, Adapter | None], version: int, numbers: range) -> tuple[list[Trajectory], list[Judgement]]:
+        instances = [self._stream.instance(number) for number in numbers]
+        generator = torch.Generator().manual_seed(Random(f"answers {self._seed} {numbers.start}").getrandbits(48))
+        trajectories = self._sampler.rollout(ANSWERS, instances, adapters, version, generator)
+        return trajectories, [judge(instance, answer_of(found)) for instance, found in zip(instances, trajectories, strict=True)]
+
+
+def answer_of(trajectory: Trajectory) -> tuple[int, ...]:
+    """Its action tokens."""
+    return tuple(token for token, action in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if action)

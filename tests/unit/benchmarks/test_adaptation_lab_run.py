@@ -1,0 +1,159 @@
+"""The adaptation lab itself, a few updates long: real answers, learner, files and report; the same again from the same seed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from online_sao.benchmarks import trl_grpo
+from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge
+from online_sao.benchmarks.adaptation_lab.command import _arguments, main
+from online_sao.benchmarks.adaptation_lab.kto import _balanced
+from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
+from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
+from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.sampling import Sampler
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
+
+SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_steps=50, steps_between_looks=50, looked_at=16, learning_rate=3e-3)
+"""Made in a second; its answers are in some style, and never right."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return warm_start.obtain(ANSWERS, 1, SMALL, tmp_path_factory.mktemp("warm"), lambda step, most, right: None)[0]
+
+
+def options(**changes):
+    return RunOptions(
+        **{"recipe": "sao", "population": "mixed", "seed": 1, "scale": "dense", "phase_interactions": 16, "warm_start": SMALL, **changes}
+    )
+
+
+def test_equal_options_give_equal_results_and_every_interaction_is_used_once(base):
+    seen = []
+    first = run(options(), base, lambda done, score: seen.append(done))
+    again = run(options(), base, lambda done, score: None)
+    assert {**first, "seconds": None} == {**again, "seconds": None}
+    assert seen[-1] == interactions_of(options()) == 64
+    assert len(first["scores"]) == len(first["frozen"]) == 48
+    assert len(first["anchor_only"]) == 16
+    assert {len(values) for values in first["series"].values()} == {6}
+    assert first["series"]["data/trajectories"] == [8.0] * 6
+    assert len(set(first["style"])) > 1
+    other = run(options(seed=2), base, lambda done, score: None)
+    assert other["style"] != first["style"]
+
+
+def test_a_neutral_branch_meets_the_same_and_learns_from_nothing(base):
+    """With steps too small to matter both branches are answered in the same way; their judgement is true in both, the reward 0 in one."""
+    chosen = options(recipe="running-mean", anchor=0.0, policy_learning_rate=1e-12)
+    play = Play(chosen, Sampler(warm_start.load(ANSWERS, base, SMALL)))
+    student = RecipeStudent(base, SMALL, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
+    real, neutral = Record(), Record()
+    branch = student.snapshot()
+    play.on(student, range(32, 48), real, lambda done, score: None)
+    student.restore(branch)
+    play.on(student, range(32, 48), neutral, lambda done, score: None, neutral=True)
+    assert len({found.style for found in real.judgements}) > 1
+    assert neutral.judgements == real.judgements
+    assert real.series["data/reward_mean"] == [-1.0, -1.0]
+    assert neutral.series["data/reward_mean"] == neutral.series["policy/advantage_abs_mean"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
+    student = RecipeStudent(base, SMALL, options().build_recipe(), lora_rank=4, lag=lag, seed=1)
+    sampler = Sampler(warm_start.load(ANSWERS, base, SMALL))
+    stream, answered_by = options().stream, []
+    for update in range(4):
+        answered_by.append(student.answering())
+        branch = student.snapshot()
+        instances = [stream.instance(8 * update + number) for number in range(8)]
+        trajectories = sampler.rollout(ANSWERS, instances, student.adapters, student.answering(), warm_start.torch.Generator().manual_seed(update))
+        assert {trajectory.oldest_policy_version for trajectory in trajectories} == {answered_by[-1]}
+        lesson = student.learn(trajectories)
+        student.restore(branch)
+        assert student.answering() == answered_by[-1]
+        assert {**student.learn(trajectories).metrics, "policy/seconds": 0, "value/seconds": 0} == {
+            **lesson.metrics,
+            "policy/seconds": 0,
+            "value/seconds": 0,
+        }
+    assert answered_by == ([0, 1, 2, 3] if lag == 0 else [0, 0, 0, 1])
+    assert all(judge(instance, (2,)).score == 0 for instance in instances)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lag": 33}, "max_policy_lag"),
+        ({"recipe": "nothing"}, "no recipe"),
+        ({"recipe": "ema/paper"}, "no recipe ema/paper"),
+        ({"recipe": "grpo"}, "every prompt is answered once"),
+        ({"phase_interactions": 20}, "multiple of the batch"),
+        ({"kto_every": 12}, "multiple of the batch"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        options(**wrong)
+
+
+def test_a_preset_brings_its_pieces_and_everybody_the_same_rates():
+    paper, live = options(recipe="sao/paper").build_recipe(), options(recipe="sao").build_recipe()
+    assert (paper.preset, paper.anchor_coefficient, paper.fresh_values) == ("paper", 0, True)
+    assert (live.preset, live.anchor_coefficient, live.fresh_values) == ("live", LIVE.anchor_coefficient, False)
+    rates = [(r.policy_learning_rate, r.value_learning_rate, r.batch_size) for r in (paper, live, options(recipe="batch-mean").build_recipe())]
+    assert rates == [(LIVE.policy_learning_rate, LIVE.value_learning_rate, 8)] * 3
+    assert options(recipe="sao/paper", anchor=0.2).build_recipe().anchor_coefficient == 0.2
+
+
+def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
+    asked = ["--recipes", "sao", "ema", "--seeds", "1", "--phase-interactions", "8", "--warm-start-steps", "25", "--out", str(tmp_path)]
+    assert main(asked) == 0
+    files = sorted((tmp_path / "runs").iterdir())
+    names = {f"{population}-unnamed-binary-{name}-seed1.json" for population in ("uniform", "mixed") for name in ("sao", "ema")}
+    assert {path.name for path in files} == names
+    result = json.loads((tmp_path / "runs" / "mixed-unnamed-binary-sao-seed1.json").read_text())
+    assert result["recipe_numbers"]["anchor_gain"] == LIVE.anchor_gain
+    assert len(result["scores"]) == 24
+    assert "--seeds 1" in result["command"]
+    written = [path.stat().st_mtime_ns for path in files]
+    capsys.readouterr()
+    assert main(asked) == 0
+    assert [path.stat().st_mtime_ns for path in files] == written
+    assert "4 of 4 runs are there already" in capsys.readouterr().err
+    (tmp_path / "report.md").unlink()
+    assert main(["--report-only", "--out", str(tmp_path)]) == 0
+    assert "| ema | 1 |" in (tmp_path / "report.md").read_text()
+    assert main([*asked, "--lag", "0"]) == 1  # not passed off as the same experiment
+    assert "made with other options" in capsys.readouterr().err
+
+
+def test_the_documented_command_can_be_run_and_kto_only_with_trl(capsys, monkeypatch):
+    (command,) = re.findall(
+        r"^online-sao bench adaptation-lab (.*--out .*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE
+    )
+    assert len(_arguments(shlex.split(command)).planned) == 5 * 2 * 5
+    monkeypatch.setattr(trl_grpo, "available", lambda: False)
+    with pytest.raises(SystemExit):
+        _arguments(["--recipes", "kto"])
+    assert "online-sao[bench]" in capsys.readouterr().err
+
+
+def test_uneven_thumbs_are_weighed_as_the_authors_of_kto_advise():
+    """From 1 to 4/3: weight · number of the desirable over that of the others."""
+    assert _balanced(10, 40)["desirable_weight"] * 10 / 40 == pytest.approx(7 / 6)
+    assert 30 / (_balanced(30, 10)["undesirable_weight"] * 10) == pytest.approx(7 / 6)
+
+
+@pytest.mark.skipif(not trl_grpo.available(), reason="TRL is not installed (extra bench)")
+def test_kto_trains_on_the_thumbs_logged_so_far_and_answers_with_what_comes_out(base):
+    result = run(options(recipe="kto", kto_every=16, phase_interactions=32, names="named"), base, lambda done, score: None)
+    assert result["anchor_only"] is None
+    assert len(result["scores"]) == 96
+    assert result["series"] == {}
