@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from online_sao.benchmarks.stability.summary import smoothed
+from online_sao.benchmarks.tiny_policy.curves import smoothed
 from online_sao.simulation.preferences import opposite
 
 SMOOTHED = 24

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from online_sao.benchmarks.adaptation_measures import SMOOTHED, real_runs
 from online_sao.benchmarks.plotting import ANCHOR, FROZEN, GRID, INK, REAL, STYLE, save
-from online_sao.benchmarks.stability.summary import smoothed
+from online_sao.benchmarks.tiny_policy.curves import smoothed
 
 MOVING_AVERAGE = 30
 BANDS = ("#f5f8ff", "#fff8ef", "#f3faf5")
