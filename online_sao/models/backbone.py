@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from online_sao.models.adapter import Adapter, adapted_matrices
-from online_sao.models.packed_attention import PACKED_ATTENTION, find_blocks_of
+from online_sao.models.packed_attention import PACKED_ATTENTION, Blocks, find_blocks_of
 from online_sao.models.projections import find_blocks, find_projections
 
 AdapterName = Literal["policy", "value"]
@@ -111,18 +111,20 @@ class Backbone:
         ``adapter`` None is the base model. Never with a cache: transformers would take the positions for a continuation of it.
         """
         self._activate(adapter)
+        blocks = find_blocks_of(segment_ids)
         output = self._causal_model.base_model(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
-            attention_mask=self._attention_mask(position_ids, segment_ids),
-            blocks=find_blocks_of(segment_ids),
+            attention_mask=self._attention_mask(position_ids, segment_ids, blocks),
+            blocks=blocks,
             use_cache=False,
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _attention_mask(self, position_ids: Tensor, segment_ids: Tensor) -> Tensor | dict[str, Tensor]:
-        """[1, 1, T, T] bool, True where the row may look at the column; by kind of layer where the model has more than one."""
+    def _attention_mask(self, position_ids: Tensor, segment_ids: Tensor, blocks: Blocks | None) -> Tensor | dict[str, Tensor]:
+        """[1, 1, T, T] bool, True where the row may look at the column, or the same for ``blocks``; by kind of layer where the model has more than
+        one."""
         order = torch.arange(len(segment_ids), device=segment_ids.device)
         mask = (order[:, None] >= order) & ((segment_ids == 0) | (segment_ids[:, None] == segment_ids))
         config = self._causal_model.config
@@ -130,8 +132,8 @@ class Backbone:
         near = mask if window is None else mask & (position_ids[:, None] - position_ids < window)
         kinds = set(getattr(config, "layer_types", None) or ())
         if len(kinds) > 1 or "sliding_attention" in kinds:
-            return {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
-        return (mask if kinds else near)[None, None]
+            return {"full_attention": _for_attention(mask, blocks), "sliding_attention": _for_attention(near, blocks)}
+        return _for_attention(mask if kinds else near, blocks)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [N, V] of hidden states [N, H]. The output matrix is by far the largest: give it only the positions needed."""
@@ -152,3 +154,7 @@ class Backbone:
 
 def _last_parts(names: tuple[str, ...]) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in names})
+
+
+def _for_attention(mask: Tensor, blocks: Blocks | None) -> Tensor:
+    return mask[None, None] if blocks is None else blocks.mask(mask)

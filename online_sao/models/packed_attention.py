@@ -33,8 +33,8 @@ class Blocks:
     """[T] long: where in the S·L queries each token of the row stands."""
 
     def mask(self, row_mask: Tensor) -> Tensor:
-        """[1, 1, T, T], True where the row may look at the column → the same for the blocks, [S, 1, L, K]."""
-        allowed = row_mask[0, 0][self.queries[:, :, None], self.keys[:, None, :]] & self.is_key[:, None, :]
+        """[T, T], True where the row may look at the column → the same for the blocks, [S, 1, L, K]."""
+        allowed = row_mask[self.queries[:, :, None], self.keys[:, None, :]] & self.is_key[:, None, :]
         return allowed[:, None]
 
 
@@ -64,13 +64,13 @@ def find_blocks_of(segment_ids: Tensor) -> Blocks | None:
 def _packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, blocks: Blocks | None = None, **options: Any
 ) -> tuple[Tensor, Any]:
-    """query, key, value [1, heads, T, width] → [1, T, heads, width], as every attention of transformers."""
-    if blocks is None or attention_mask is None:
+    """query, key, value [1, heads, T, width] → [1, T, heads, width], as every attention of transformers. ``attention_mask``: of the ``blocks`` where
+    there are any (``Blocks.mask``, made once for all layers)."""
+    if blocks is None:
         result: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return result
-    mask = blocks.mask(attention_mask)
     queries, keys, values = _laid_out(query, blocks.queries), _laid_out(key, blocks.keys), _laid_out(value, blocks.keys)
-    attended, _ = sdpa_attention_forward(module, queries, keys, values, mask, **options)
+    attended, _ = sdpa_attention_forward(module, queries, keys, values, attention_mask, **options)
     return _rows(attended.flatten(0, 1).flatten(1), blocks.places).view(1, len(blocks.places), *attended.shape[2:]), None
 
 
