@@ -27,6 +27,7 @@ from online_sao.benchmarks.adaptation_measures import excludes, population_of, r
 from online_sao.benchmarks.adaptation_report import summarise, write_report
 from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.local_server import LocalServer
+from online_sao.benchmarks.report_files import write_result
 from online_sao.config import EngineSettings, LearningSettings, Settings
 from online_sao.config.learning import RecipeName
 from online_sao.errors import ConfigurationError, OnlineSAOError
@@ -215,9 +216,7 @@ def _run_all(arguments: argparse.Namespace) -> bool:
             fine = False
             console.print(f"{run.title} failed: {error.message}", style="red", markup=False)
             continue
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(result, separators=(",", ":")) + "\n")
-        unfinished.rename(path)
+        write_result(path, result)
         if not arguments.keep_data:
             shutil.rmtree(folder)
     return fine

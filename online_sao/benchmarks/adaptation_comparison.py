@@ -4,7 +4,6 @@ said in adaptation_measures.py, what decides in adaptation_claims.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from online_sao.benchmarks.adaptation_claims import difference, pairs, ratio, run_area, verdicts
 from online_sao.benchmarks.adaptation_measures import (
@@ -20,6 +19,7 @@ from online_sao.benchmarks.adaptation_measures import (
     real_runs,
 )
 from online_sao.benchmarks.intervals import median_text
+from online_sao.benchmarks.report_files import heading, row
 
 OF_ONE_RUN = ("url", "population", "seed", "first_phase", "last_phase", "neutral_from_phase", "control", "api_key")
 """Options of a simulation that may differ between the results compared; all others are the same in every run of a population."""
@@ -104,7 +104,7 @@ def _population(recipes: Mapping[str, Mapping[int, list[PhaseMeasures]]]) -> lis
 def _phase_table(recipes: Mapping[str, Mapping[int, list[PhaseMeasures]]], place: int) -> list[str]:
     shift = place > 0
     headings = ["recipe", "seeds", *(f"to recover, {name}" for name, _ in RECOVERIES if shift), *(["to recover, own level, s"] if shift else [])]
-    lines = _heading([*headings, *(heading for heading, _, _ in FIGURES)])
+    lines = heading([*headings, *(title for title, _, _ in FIGURES)])
     for recipe, by_seed in recipes.items():
         phases = [phases[place] for phases in by_seed.values()]
         cells = [recipe, str(len(phases))]
@@ -112,7 +112,7 @@ def _phase_table(recipes: Mapping[str, Mapping[int, list[PhaseMeasures]]], place
             cells += [_interactions([recovery(phase) for phase in phases]) for _, recovery in RECOVERIES]
             cells.append(median_text([phase.recovery.counted_seconds if phase.recovery else None for phase in phases], "{:.0f}"))
         cells += [median_text([figure(phase) for phase in phases], form) for _, figure, form in FIGURES]
-        lines.append(_row(cells))
+        lines.append(row(cells))
     return lines
 
 
@@ -123,7 +123,7 @@ def _interactions(recoveries: Sequence[Recovery | None]) -> str:
 
 
 def _pair_table(recipes: Mapping[str, Mapping[int, list[PhaseMeasures]]], phases: Sequence[PhaseMeasures]) -> list[str]:
-    lines = _heading(
+    lines = heading(
         ["recipe", "phase", "pairs", *(f"interactions to recover, {name}: ratio" for name, _ in RECOVERIES), "seconds: ratio", "area", "final level"]
     )
     for recipe in recipes:
@@ -136,9 +136,9 @@ def _pair_table(recipes: Mapping[str, Mapping[int, list[PhaseMeasures]]], phases
             seconds = median_text([_seconds_ratio(one.recovery, other.recovery) for one, other in at], "{:.2f}")
             area = median_text([difference(one.area, other.area) for one, other in at], "{:+.3f}")
             final = median_text([difference(one.final_level, other.final_level) for one, other in at], "{:+.3f}")
-            lines.append(_row([recipe, f"{phase.number} {phase.name}", str(len(at)), *ratios, seconds, area, final]))
+            lines.append(row([recipe, f"{phase.number} {phase.name}", str(len(at)), *ratios, seconds, area, final]))
         whole = median_text([difference(run_area(one), run_area(other)) for one, other in both], "{:+.3f}")
-        lines.append(_row([recipe, "all", str(len(both)), "", "", "", whole, ""]))
+        lines.append(row([recipe, "all", str(len(both)), "", "", "", whole, ""]))
     return lines
 
 
@@ -146,11 +146,3 @@ def _seconds_ratio(one: Recovery | None, other: Recovery | None) -> float | None
     if one is None or other is None or one.counted_seconds is None or not other.counted_seconds:
         return None
     return one.counted_seconds / other.counted_seconds
-
-
-def _heading(headings: Sequence[str]) -> list[str]:
-    return [_row(headings), "|---" * len(headings) + "|"]
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return f"| {' | '.join(cells)} |"

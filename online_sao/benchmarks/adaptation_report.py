@@ -9,6 +9,7 @@ from typing import Any
 
 from online_sao.benchmarks.adaptation_comparison import comparison
 from online_sao.benchmarks.adaptation_measures import cells
+from online_sao.benchmarks.report_files import write_report_files
 
 GOAL_DIFFERENCE = 0.25
 """In the median over seeds, the last window of each phase shall beat the frozen control by this much."""
@@ -66,15 +67,13 @@ def write_report(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     by_cell = cells(results)
     alone = next(iter(by_cell.values())) if len(by_cell) == 1 else None
     parts = [f"## {recipe}, {population} population\n\n{markdown(runs)}" for (population, recipe), runs in by_cell.items()]
-    written = [out / "report.md"]
-    written[0].write_text(markdown(alone) if alone else "\n".join([comparison(results), *parts]), encoding="utf-8")
-    try:
-        from online_sao.benchmarks import adaptation_plots as plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return written  # the tables stand without them
-    return written + (plots.write_plots(alone, out) if alone else [plots.write_recipes_plot(by_cell, out / "recipes.png")])
+
+    def plots() -> list[Path]:
+        from online_sao.benchmarks.adaptation_plots import write_plots, write_recipes_plot
+
+        return write_plots(alone, out) if alone else [write_recipes_plot(by_cell, out / "recipes.png")]
+
+    return write_report_files(markdown(alone) if alone else "\n".join([comparison(results), *parts]), out, plots)
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:

@@ -28,6 +28,7 @@ from rich.progress import track
 from online_sao.benchmarks.barrier_model import GROUP, Constant, Plan, Schedule, figures, lognormal, over_seeds, simulate
 from online_sao.benchmarks.barrier_report import write_report
 from online_sao.benchmarks.environment import environment
+from online_sao.benchmarks.report_files import write_result
 from online_sao.errors import ConfigurationError
 
 PARTS = ("model", "real")
@@ -63,7 +64,7 @@ def run_model(arguments: argparse.Namespace) -> None:
             if json.loads(path.read_text())["settings"] != settings:
                 raise ConfigurationError(f"{path} was made with other settings: name another --out, or remove it.")
             continue
-        _write(path, model_cell(settings, variation, workers))
+        write_result(path, model_cell(settings, variation, workers), indent=1)
 
 
 async def run_real(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -114,12 +115,6 @@ def _tokens(variation: float, mean: int, longest: int) -> Iterator[float]:
         yield float(min(max(1, round(length)), longest))
 
 
-def _write(path: Path, result: dict[str, Any]) -> None:
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(result, indent=1) + "\n")
-    unfinished.rename(path)
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="barrier", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is run")
@@ -156,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_model(arguments)
         if "real" in arguments.parts and not (arguments.out / "real.json").exists():
             with tempfile.TemporaryDirectory() as scratch:
-                _write(arguments.out / "real.json", asyncio.run(run_real(arguments, Path(scratch))))
+                write_result(arguments.out / "real.json", asyncio.run(run_real(arguments, Path(scratch))), indent=1)
     cells = sorted(
         (json.loads(path.read_text()) for path in arguments.out.glob("model-*.json")), key=lambda cell: (cell["variation"], cell["workers"])
     )

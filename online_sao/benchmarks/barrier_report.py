@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from online_sao.benchmarks.report_files import write_report_files
+
 FIGURES: tuple[tuple[str, str, str], ...] = (
     ("worker_utilisation", "Workers busy", ".1%"),
     ("learner_utilisation", "Learner busy", ".1%"),
@@ -20,17 +22,13 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
 
 def write_report(cells: Sequence[Mapping[str, Any]], real: Mapping[str, Any] | None, out: Path) -> list[Path]:
     """report.md and, where there are simulated figures and matplotlib is installed (the ``plots`` extra), barrier.png. Returns what was written."""
-    written = [out / "report.md"]
-    written[0].write_text(markdown(cells, real))
-    if not cells:
-        return written
-    try:
+
+    def plots() -> list[Path]:
         from online_sao.benchmarks.barrier_plot import write_plot
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return written  # the tables stand without it
-    return [*written, write_plot(cells, out / "barrier.png")]
+
+        return [write_plot(cells, out / "barrier.png")]
+
+    return write_report_files(markdown(cells, real), out, plots if cells else list)
 
 
 def markdown(cells: Sequence[Mapping[str, Any]], real: Mapping[str, Any] | None) -> str:

@@ -30,6 +30,7 @@ from online_sao.benchmarks.dashboard import time_readings
 from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.ingest_report import write_report
 from online_sao.benchmarks.local_server import LocalServer
+from online_sao.benchmarks.report_files import write_result
 from online_sao.benchmarks.score_load import ScoreBurst, closed_loop, open_loop
 from online_sao.benchmarks.tiny_model import model_folder
 from online_sao.errors import ConfigurationError
@@ -190,9 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"[dim]{path} is there already; skipped[/dim]")
             continue
         result = measure(kind, arguments)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(result, indent=1) + "\n")
-        unfinished.rename(path)
+        write_result(path, result, indent=1)
     results = [json.loads(path.read_text()) for kind in DATABASES if (path := arguments.out / f"{kind}.json").exists()]
     if not results:
         console.print(f"There are no figures in {arguments.out}.", style="red")

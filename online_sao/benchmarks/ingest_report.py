@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from online_sao.benchmarks.report_files import write_report_files
+
 GOAL_RATE = 1000.0
 GOAL_P99 = 0.05
 GOAL_READING = 0.2
@@ -14,15 +16,13 @@ GOAL_READING = 0.2
 
 def write_report(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     """report.md and, where matplotlib is installed (the ``plots`` extra), ingest.png. Returns what was written."""
-    written = [out / "report.md"]
-    written[0].write_text(markdown(results))
-    try:
+
+    def plots() -> list[Path]:
         from online_sao.benchmarks.ingest_plot import write_plot
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return written  # the tables stand without it
-    return [*written, write_plot(results, out / "ingest.png")]
+
+        return [write_plot(results, out / "ingest.png")]
+
+    return write_report_files(markdown(results), out, plots)
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:

@@ -12,14 +12,15 @@ from online_sao.benchmarks.adaptation_lab.verdicts import (
     REFERENCE,
     area_difference,
     evidence,
-    figure,
     pairwise,
     recovery_ratio,
     settings,
     update_ratio,
     verdicts,
 )
-from online_sao.benchmarks.intervals import median_interval
+from online_sao.benchmarks.intervals import median_interval, median_text
+from online_sao.benchmarks.report_files import heading, row, write_report_files
+from online_sao.benchmarks.tiny_policy.report_lines import conditions, machine, taken_back
 
 NOT_SHARED = ("recipe", "seed", "warm_start", *SETTINGS)
 """Options that differ from run to run, or are shown by what came of them."""
@@ -33,19 +34,19 @@ CRITIC = (
     ("s a run", "seconds", "{:.0f}"),
 )
 """Heading, key in the summary, form."""
+LEVEL = "{:.2f}"
+"""Form of scores."""
 
 
 def write_report(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     """Write report.md, and the plots where matplotlib is installed (the ``plots`` extra), into ``out``. Returns what was written."""
-    written = [out / "report.md"]
-    written[0].write_text(markdown(results), encoding="utf-8")
-    try:
+
+    def plots() -> list[Path]:
         from online_sao.benchmarks.adaptation_lab.plots import write_plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return written  # the tables stand without them
-    return written + write_plots(results, out)
+
+        return write_plots(results, out)
+
+    return write_report_files(markdown(results), out, plots)
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
@@ -59,14 +60,8 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    options = [{name: value for name, value in result["options"].items() if name not in NOT_SHARED} for result in results]
-    shared = ", ".join(f"`{name}={value}`" for name, value in options[0].items())
-    shared += f"; a model of {results[0]['warm_start']['parameters']:,} parameters"
-    if any(other != options[0] for other in options):
-        shared = "settings differ from run to run: do not merge these figures"
-    machine = results[-1]["environment"]
     lines = [
-        f"{len(results)} runs, seeds {', '.join(map(str, sorted({result['seed'] for result in results})))}; {shared}.",
+        conditions(results, NOT_SHARED),
         "",
         f"Scores are quality × style, from 0 to 1. Last: the mean of a phase's last {WINDOW} interactions; area: the mean of all. Frozen: the warm "
         "start on the same prompts and wishes. Anchor-only: the last phase with neutral scores. Medians over seeds, with 95 % bootstrap intervals "
@@ -74,11 +69,9 @@ def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         RECOVERY,
         "",
-        f"{machine['cpus']} CPUs, {machine['platform']}, torch {machine['torch']}, {results[0]['date'][:10]} to {results[-1]['date'][:10]}.",
+        machine(results),
     ]
-    broken = [f"{run['recipe']} ({run['population']}, seed {run['seed']}): {len(run['problems'])}" for run in results if run["problems"]]
-    if broken:
-        lines += ["", f"Updates taken back because loss or gradients were not finite: {'; '.join(broken)}."]
+    lines += taken_back(results, lambda run: str(run["population"]))
     return lines
 
 
@@ -86,18 +79,20 @@ def _levels(by_recipe: ByRecipe) -> list[str]:
     """A row a recipe, the frozen control first."""
     first = next(iter(by_recipe.values()))[0]["summary"]["phases"]
     headings = [f"{number} {phase['name']}: {what}" for number, phase in enumerate(first, start=1) for what in ("last", "area")]
-    lines = _head("recipe", "seeds", *headings, "whole area", "last minus frozen", "anchor-only", "last minus anchor-only")
+    lines = heading(["recipe", "seeds", *headings, "whole area", "last minus frozen", "anchor-only", "last minus anchor-only"])
     frozen = list({run["seed"]: run for runs in by_recipe.values() for run in runs}.values())
     numbers = range(len(first))
-    cells = [_of([run["summary"]["phases"][number][key] for run in frozen]) for number in numbers for key in ("frozen_final", "frozen_area")]
-    lines.append(_row("frozen", str(len(frozen)), *cells, _of([run["summary"]["frozen_area"] for run in frozen]), "–", "–", "–"))
+    cells = [
+        median_text([run["summary"]["phases"][number][key] for run in frozen], LEVEL) for number in numbers for key in ("frozen_final", "frozen_area")
+    ]
+    lines.append(row(["frozen", str(len(frozen)), *cells, median_text([run["summary"]["frozen_area"] for run in frozen], LEVEL), "–", "–", "–"]))
     for recipe, runs in by_recipe.items():
-        cells = [_of([run["summary"]["phases"][number][key] for run in runs]) for number in numbers for key in ("final", "area")]
+        cells = [median_text([run["summary"]["phases"][number][key] for run in runs], LEVEL) for number in numbers for key in ("final", "area")]
         controls = [
-            _of([run["summary"][key] for run in runs], form)
+            median_text([run["summary"][key] for run in runs], form)
             for key, form in (("minus_frozen", "{:+.2f}"), ("anchor_only", "{:.2f}"), ("minus_anchor_only", "{:+.2f}"))
         ]
-        lines.append(_row(recipe, str(len(runs)), *cells, _of([run["summary"]["area"] for run in runs]), *controls))
+        lines.append(row([recipe, str(len(runs)), *cells, median_text([run["summary"]["area"] for run in runs], LEVEL), *controls]))
     return lines
 
 
@@ -105,7 +100,7 @@ def _recoveries(by_recipe: ByRecipe) -> list[str]:
     """Interactions and seconds to recover after each shift, and what the critic was worth and cost."""
     names = [phase["name"] for phase in next(iter(by_recipe.values()))[0]["summary"]["phases"]][1:]
     headings = [f"to {name}: {what}" for name in names for what in ("interactions", "seconds")]
-    lines = _head("recipe", *headings, "not recovered", *(heading for heading, _, _ in CRITIC))
+    lines = heading(["recipe", *headings, "not recovered", *(title for title, _, _ in CRITIC)])
     for recipe, runs in by_recipe.items():
         cells = []
         for number in range(1, len(names) + 1):
@@ -114,31 +109,18 @@ def _recoveries(by_recipe: ByRecipe) -> list[str]:
             more = ">" if 2 * sum(phase["recovery"] is None for phase in phases) > len(phases) else ""
             cells += [f"{more}{median:g}", f"{more}{median_interval([phase['recovery_seconds'] for phase in phases]).median:.1f}"]
         lost = sum(run["summary"]["unrecovered"] for run in runs)
-        figures = [_of([run["summary"][key] for run in runs], form) for _, key, form in CRITIC]
-        lines.append(_row(recipe, *cells, f"{lost} of {len(runs) * len(names)}", *figures))
+        figures = [median_text([run["summary"][key] for run in runs], form) for _, key, form in CRITIC]
+        lines.append(row([recipe, *cells, f"{lost} of {len(runs) * len(names)}", *figures]))
     return [*lines, "", "The controls recover nothing: frozen stays where it is, anchor-only ends as the table above says."]
 
 
 def _beside(by_recipe: ByRecipe) -> list[str]:
     """Every other recipe against running-mean, seed by seed."""
-    lines = _head(f"against `{REFERENCE}`, seed by seed", "interactions to recover to its level, ratio", "area, difference", "s an update, ratio")
+    lines = heading([f"against `{REFERENCE}`, seed by seed", "interactions to recover to its level, ratio", "area, difference", "s an update, ratio"])
     for recipe in by_recipe:
         if recipe != REFERENCE and REFERENCE in by_recipe:
             ratios = pairwise(by_recipe, recipe, REFERENCE, recovery_ratio)
             areas = pairwise(by_recipe, recipe, REFERENCE, area_difference)
             costs = pairwise(by_recipe, recipe, REFERENCE, update_ratio)
-            lines.append(_row(recipe, evidence(ratios, "{:.2f}"), evidence(areas, "{:+.3f}"), evidence(costs, "{:.2f}")))
+            lines.append(row([recipe, evidence(ratios, "{:.2f}"), evidence(areas, "{:+.3f}"), evidence(costs, "{:.2f}")]))
     return lines if len(lines) > 2 else []
-
-
-def _head(*headings: str) -> list[str]:
-    return [_row(*headings), "|---" * len(headings) + "|"]
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _of(values: Sequence[float | None], form: str = "{:.2f}") -> str:
-    known = [value for value in values if value is not None]
-    return figure(median_interval(known), form) if known else "–"

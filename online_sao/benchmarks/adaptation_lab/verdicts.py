@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from online_sao.benchmarks.adaptation_lab.options import SETTINGS
 from online_sao.benchmarks.adaptation_lab.summary import recovery
-from online_sao.benchmarks.intervals import Interval, median_interval
+from online_sao.benchmarks.intervals import median_interval, median_text
 
 Decision = Literal["met", "not met", "undecided"]
 Result = Mapping[str, Any]
@@ -118,10 +118,4 @@ def evidence(values: Sequence[float], form: str) -> str:
     """Median, interval, how many."""
     if not values:
         return "nothing to compare"
-    return f"{figure(median_interval(values), form)}, {len(values)} seed{'s' if len(values) > 1 else ''}"
-
-
-def figure(interval: Interval, form: str) -> str:
-    if interval.low is None or interval.high is None:
-        return form.format(interval.median)
-    return f"{form.format(interval.median)} ({form.format(interval.low)} to {form.format(interval.high)})"
+    return f"{median_text(values, form)}, {len(values)} seed{'s' if len(values) > 1 else ''}"

@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is import
 
 import argparse
 import itertools
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -24,17 +23,18 @@ from typing import Any, get_args
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from online_sao.algorithm.recipes import Preset
 from online_sao.benchmarks.environment import environment
+from online_sao.benchmarks.report_files import write_result
 from online_sao.benchmarks.stability.claims import RECIPES
 from online_sao.benchmarks.stability.report import write_report
 from online_sao.benchmarks.stability.summary import summarise
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
 from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers, still_to_run, write
+from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers, report_all, run_all
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 LAGS = (0, 1, 4, 16)
@@ -48,18 +48,6 @@ def run_file(out: Path, options: RunOptions) -> Path:
 def _identity(options: RunOptions) -> dict[str, Any]:
     """What a run is the run of: with another one of these, a file of the same name is not it."""
     return {"options": asdict(options), "recipe_numbers": recipe_numbers(options.build_recipe())}
-
-
-def _run_all(planned: Sequence[RunOptions], out: Path, command: str) -> bool:
-    """Runs what has no file yet. False where a file is there that other options made."""
-    todo, fine = still_to_run(planned, lambda options: run_file(out, options), _identity, console)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("all runs", total=len(todo), note="")
-        for options in todo:
-            _run_one(options, out, command, progress)
-            progress.advance(whole)
-    return fine
 
 
 def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -> None:
@@ -86,7 +74,7 @@ def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -
         "environment": environment(),
     }
     result["summary"] = summary = summarise(result)
-    write(run_file(out, options), result)
+    write_result(run_file(out, options), result)
     progress.remove_task(bar)
     collapsed = "no collapse" if summary["collapse_update"] is None else f"[red]collapsed at {summary['collapse_update']}[/red]"
     success = f"held out {summary['held_out_before']:.2f} → {summary['held_out_after']:.2f}, best {summary['best_success']:.2f}"
@@ -138,11 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
     words = shlex.join(["online-sao", "bench", "stability", *(sys.argv[1:] if argv is None else argv)])
-    fine = arguments.report_only or _run_all(arguments.planned, arguments.out, words)
-    results = [json.loads(path.read_text()) for path in sorted(arguments.out.glob("runs/*.json"))]
-    if not results:
-        console.print(f"There are no runs in {arguments.out}.", style="red")
-        return 1
-    for path in write_report(results, arguments.out):
-        console.print(f"wrote {path}", soft_wrap=True)
-    return 0 if fine else 1
+    fine = arguments.report_only or run_all(
+        arguments.planned,
+        lambda options: run_file(arguments.out, options),
+        _identity,
+        lambda options, progress: _run_one(options, arguments.out, words, progress),
+        console,
+    )
+    return 0 if report_all(arguments.out, write_report, console) and fine else 1

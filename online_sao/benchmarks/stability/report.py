@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from online_sao.benchmarks.intervals import median_interval, median_text
+from online_sao.benchmarks.report_files import heading, row, write_report_files
 from online_sao.benchmarks.stability.claims import cells, verdicts
 from online_sao.benchmarks.stability.summary import COLLAPSE, WINDOW
+from online_sao.benchmarks.tiny_policy.report_lines import conditions, machine, taken_back
 
 COLUMNS = (
     ("final", "final_success", "{:.2f}"),
@@ -31,15 +33,13 @@ NOT_SHARED = ("task", "recipe", "lag", "seed", "warm_start")
 
 def write_report(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     """Write report.md, and the plots where matplotlib is installed (the ``plots`` extra), into ``out``. Returns what was written."""
-    written = [out / "report.md"]
-    written[0].write_text(markdown(results), encoding="utf-8")
-    try:
+
+    def plots() -> list[Path]:
         from online_sao.benchmarks.stability.plots import write_plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return written  # the tables stand without them
-    return written + write_plots(results, out)
+
+        return write_plots(results, out)
+
+    return write_report_files(markdown(results), out, plots)
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
@@ -53,14 +53,8 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    options = [{name: value for name, value in result["options"].items() if name not in NOT_SHARED} for result in results]
-    settings = ", ".join(f"`{name}={value}`" for name, value in options[0].items())
-    settings += f"; a model of {results[0]['warm_start']['parameters']:,} parameters"
-    if any(other != options[0] for other in options):
-        settings = "settings differ from run to run: do not merge these figures"
-    machine = results[-1]["environment"]
     lines = [
-        f"{len(results)} runs, seeds {', '.join(map(str, sorted({result['seed'] for result in results})))}; {settings}.",
+        conditions(results, NOT_SHARED),
         "",
         f"Success rates are of rollouts at temperature 1 (reward = 2 · success − 1). Final: the last {WINDOW} updates; best: the best {WINDOW} in a "
         "row; held out: the last policy on questions never trained on. Entropy and KL to base: the last updates; all else: means over the run. "
@@ -68,11 +62,9 @@ def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         COLLAPSE,
         "",
-        f"{machine['cpus']} CPUs, {machine['platform']}, torch {machine['torch']}, {results[0]['date'][:10]} to {results[-1]['date'][:10]}.",
+        machine(results),
     ]
-    broken = [f"{run['recipe']} ({run['task']}, lag {run['lag']}, seed {run['seed']}): {len(run['problems'])}" for run in results if run["problems"]]
-    if broken:
-        lines += ["", f"Updates taken back because loss or gradients were not finite: {'; '.join(broken)}."]
+    lines += taken_back(results, lambda run: f"{run['task']}, lag {run['lag']}")
     if any(result["options"]["group_size"] == 1 for result in results):
         lines += ["", "Groups of one: a group-normalised recipe has nothing to compare an answer with, and cannot learn."]
     return lines
@@ -80,12 +72,12 @@ def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _table(task: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     warm = median_interval([result["held_out"]["before"] for result in results]).median
-    headings = ["recipe", "lag", "runs", "collapsed (at update)", *(heading for heading, _, _ in COLUMNS)]
-    lines = [f"## {task}", "", f"Warm start: {warm:.2f} of held-out questions.", "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    headings = ["recipe", "lag", "runs", "collapsed (at update)", *(title for title, _, _ in COLUMNS)]
+    lines = [f"## {task}", "", f"Warm start: {warm:.2f} of held-out questions.", "", *heading(headings)]
     for _, lag, by_recipe in cells(results):
         for recipe, runs in by_recipe.items():
             collapsed = sorted(at for run in runs if (at := run["summary"]["collapse_update"]) is not None)
             where = f"{len(collapsed)} ({', '.join(map(str, collapsed))})" if collapsed else "0"
             figures = [median_text([run["summary"][key] for run in runs], form, with_interval=key in WITH_INTERVAL) for _, key, form in COLUMNS]
-            lines.append(f"| {' | '.join([recipe, str(lag), str(len(runs)), where, *figures])} |")
+            lines.append(row([recipe, str(lag), str(len(runs)), where, *figures]))
     return lines

@@ -1,4 +1,5 @@
-"""Every run is a file: what an interrupted call goes on with, and what is not taken for a run that it is not. Knows no benchmark."""
+"""Every run is a file: what an interrupted call goes on with, what is not taken for a run that it is not, and the report over all of them. Knows no
+benchmark."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from online_sao.algorithm.recipes import Recipe, number_names
 
@@ -44,9 +46,30 @@ def still_to_run(
     return todo, fine
 
 
-def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Whole, or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(result, separators=(",", ":")) + "\n")
-    unfinished.rename(path)
+def run_all(
+    planned: Sequence[Planned],
+    path: Callable[[Planned], Path],
+    identity: Callable[[Planned], Mapping[str, Any]],
+    run_one: Callable[[Planned, Progress], None],
+    console: Console,
+) -> bool:
+    """``run_one`` for what has no file yet, one after the other. False where a file is there that other options made (``still_to_run``)."""
+    todo, fine = still_to_run(planned, path, identity, console)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=console) as progress:
+        whole = progress.add_task("all runs", total=len(todo), note="")
+        for options in todo:
+            run_one(options, progress)
+            progress.advance(whole)
+    return fine
+
+
+def report_all(out: Path, write_report: Callable[[Sequence[Mapping[str, Any]], Path], Sequence[Path]], console: Console) -> bool:
+    """The report over every run of ``out``. False where there is none."""
+    results = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*.json"))]
+    if not results:
+        console.print(f"There are no runs in {out}.", style="red")
+        return False
+    for path in write_report(results, out):
+        console.print(f"wrote {path}", soft_wrap=True)
+    return True
