@@ -15,6 +15,7 @@ import importlib.metadata
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -128,7 +129,12 @@ def learn(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     raise typer.Exit(run(settings))
 
 
-@bench_app.command("swap", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _benchmark(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that hands its words on to a program with a parser of its own, --help among them."""
+    return bench_app.command(name, add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+
+
+@_benchmark("swap")
 def bench_swap(context: typer.Context) -> None:
     """Swap weights under concurrent clients and count what fails."""
     from online_sao.benchmarks.swap import main as swap
@@ -136,7 +142,7 @@ def bench_swap(context: typer.Context) -> None:
     raise typer.Exit(swap(context.args))
 
 
-@bench_app.command("adaptation", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("adaptation")
 def bench_adaptation(context: typer.Context) -> None:
     """Shift what users want, and compare what is learned with a frozen policy, with the anchor alone, and between recipes."""
     from online_sao.benchmarks.adaptation import main as adaptation
@@ -144,7 +150,7 @@ def bench_adaptation(context: typer.Context) -> None:
     raise typer.Exit(adaptation(context.args))
 
 
-@bench_app.command("serving", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("serving")
 def bench_serving(context: typer.Context) -> None:
     """Compare this service with a plain `vllm serve`, and with itself while it learns."""
     from online_sao.benchmarks.serving import main as serving
@@ -152,7 +158,7 @@ def bench_serving(context: typer.Context) -> None:
     raise typer.Exit(serving(context.args))
 
 
-@bench_app.command("learner", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("learner")
 def bench_learner(context: typer.Context) -> None:
     """What an update costs, against this machine's matmul peak and TRL's GRPO step."""
     from online_sao.benchmarks.learner import main as learner
@@ -160,7 +166,7 @@ def bench_learner(context: typer.Context) -> None:
     raise typer.Exit(learner(context.args))
 
 
-@bench_app.command("decode", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("decode")
 def bench_decode(context: typer.Context) -> None:
     """Tokens per second of the embedded engine, against the time to read its weights once a step."""
     from online_sao.benchmarks.decode import main as decode
@@ -168,7 +174,7 @@ def bench_decode(context: typer.Context) -> None:
     raise typer.Exit(decode(context.args))
 
 
-@bench_app.command("stability", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("stability")
 def bench_stability(context: typer.Context) -> None:
     """Compare recipes over hundreds of updates of a tiny model whose rollouts are some updates old."""
     from online_sao.benchmarks.stability.command import main as stability
@@ -176,7 +182,7 @@ def bench_stability(context: typer.Context) -> None:
     raise typer.Exit(stability(context.args))
 
 
-@bench_app.command("adaptation-lab", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("adaptation-lab")
 def bench_adaptation_lab(context: typer.Context) -> None:
     """Compare how fast recipes follow shifts of preference, on a tiny model and over many seeds."""
     from online_sao.benchmarks.adaptation_lab.command import main as adaptation_lab
@@ -184,7 +190,7 @@ def bench_adaptation_lab(context: typer.Context) -> None:
     raise typer.Exit(adaptation_lab(context.args))
 
 
-@bench_app.command("base-rates", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("base-rates")
 def bench_base_rates(context: typer.Context) -> None:
     """How often a model that has learned nothing pleases each simulated preference."""
     from online_sao.benchmarks.base_rates import main as base_rates
@@ -192,7 +198,7 @@ def bench_base_rates(context: typer.Context) -> None:
     raise typer.Exit(base_rates(context.args))
 
 
-@bench_app.command("barrier", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("barrier")
 def bench_barrier(context: typer.Context) -> None:
     """What synchronous batches, asynchronous groups and single rollouts cost: simulated to 10,000 workers, and for real."""
     from online_sao.benchmarks.barrier import main as barrier
@@ -200,7 +206,7 @@ def bench_barrier(context: typer.Context) -> None:
     raise typer.Exit(barrier(context.args))
 
 
-@bench_app.command("ingest", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_benchmark("ingest")
 def bench_ingest(context: typer.Context) -> None:
     """Scores a second, and the dashboard's readings, with a million interactions stored."""
     from online_sao.benchmarks.ingest import main as ingest
