@@ -27,6 +27,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from online_sao.config import EngineSettings
 from online_sao.inference.engine import TopLogprobs
+from online_sao.inference.slots import BACKGROUND_PLACES
 
 PAGE_TOKENS = 16
 """Tokens in one page of the KV cache."""
@@ -155,7 +156,7 @@ def build_manager(model: PreTrainedModel, settings: EngineSettings, loop: asynci
         page_size=PAGE_TOKENS,
         num_blocks=settings.kv_cache_tokens // PAGE_TOKENS,
         max_batch_tokens=settings.max_batch_tokens,
-        max_requests_per_batch=settings.max_concurrent,
+        max_requests_per_batch=settings.max_concurrent + BACKGROUND_PLACES,
         max_blocks_per_request=0,
         allow_block_sharing=False,  # a shared prefix would carry keys and values of older weights over a swap
         use_async_batching=False,

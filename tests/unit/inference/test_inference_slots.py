@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from online_sao.inference.slots import Slots
+from online_sao.inference.slots import BACKGROUND_PLACES, Slots
 
 
 async def turn():
@@ -34,8 +34,7 @@ async def test_pages_bound_those_inside_and_nobody_overtakes():
     slots = Slots(10, 100)
     async with AsyncExitStack() as inside:
         await inside.enter_async_context(slots.hold(60))
-        large = asyncio.create_task(slots._take(50))
-        small = asyncio.create_task(slots._take(10))
+        large, small = enter(slots, 50), enter(slots, 10)
         await turn()
         assert (slots.running, slots.waiting) == (1, 2)
     await turn()
@@ -44,20 +43,55 @@ async def test_pages_bound_those_inside_and_nobody_overtakes():
     assert small.done()
 
 
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("granted_first", [False, True])
-async def test_a_cancelled_wait_gives_back_what_it_was_granted(granted_first):
+async def test_a_cancelled_wait_gives_back_what_it_was_granted(granted_first, background):
     slots = Slots(1, 10)
-    await slots._take(10)
-    waiting = asyncio.create_task(slots._take(10))
-    await turn()
-    if granted_first:
-        slots._give_back(10)  # grants to the waiting one, whose task has not run yet
-        waiting.cancel()
-    else:
+    async with AsyncExitStack() as inside:
+        await inside.enter_async_context(slots.hold(10))
+        waiting = enter(slots, 10, background=background)
+        await turn()
+        if granted_first:
+            await inside.aclose()  # grants to the waiting one, whose task has not run yet
         waiting.cancel()
         await turn()
-        slots._give_back(10)
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert (slots.running, slots.waiting) == (0, 0)
-    await asyncio.wait_for(slots._take(10), 1)
+    assert (slots.running, slots.waiting, slots.pages_taken) == (0, 0, 0)
+    for kind in (False, True):
+        async with asyncio.timeout(1), slots.hold(10, background=kind):
+            pass
+
+
+async def test_the_background_has_places_of_its_own_and_not_one_of_the_users():
+    slots = Slots(1, 100)
+    async with slots.hold(10):
+        inside = [enter(slots, 10, background=True) for _ in range(BACKGROUND_PLACES)]
+        third, user = enter(slots, 10, background=True), enter(slots, 10)
+        await turn()
+        assert all(task.done() for task in inside)
+        assert not third.done()
+        assert not user.done()
+        assert (slots.running, slots.waiting) == (1, 1)
+    await turn()
+    assert user.done()
+    assert not third.done()
+
+
+async def test_users_are_let_in_first_where_pages_are_short():
+    slots = Slots(4, 20)
+    async with slots.hold(20):
+        background, user = enter(slots, 15, background=True), enter(slots, 15)
+        await turn()
+    await turn()
+    assert user.done()
+    assert not background.done()
+
+
+def enter(slots, pages, **kind):
+    async def work():
+        stack = AsyncExitStack()  # the task's result: what is held is not given back as garbage
+        await stack.enter_async_context(slots.hold(pages, **kind))
+        return stack
+
+    return asyncio.create_task(work())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -123,8 +124,8 @@ async def pool(source):
     await pool.stop()
 
 
-async def sample(pool):
-    async with aclosing(pool.generate(REQUEST)) as deltas:
+async def sample(pool, request=REQUEST):
+    async with aclosing(pool.generate(request)) as deltas:
         return [delta.token_ids[0] async for delta in deltas]
 
 
@@ -139,6 +140,20 @@ async def test_requests_go_where_fewest_are(source, pool):
     for replica in source.made:
         replica.hold.set()
     await asyncio.gather(*tasks)
+    assert pool.load() == EngineLoad(0, 0)
+
+
+async def test_what_is_asked_in_the_background_waits_for_no_users_place(source, pool):
+    for replica in source.made:
+        replica.hold.clear()
+    tasks = [asyncio.create_task(sample(pool)) for _ in range(5)]
+    await until(lambda: pool.load() == EngineLoad(4, 1))
+    background = asyncio.create_task(sample(pool, replace(REQUEST, background=True)))
+    await until(lambda: sum(replica.served for replica in source.made) == 5)
+    assert pool.load() == EngineLoad(running=4, waiting=1)
+    for replica in source.made:
+        replica.hold.set()
+    await asyncio.gather(*tasks, background)
     assert pool.load() == EngineLoad(0, 0)
 
 
