@@ -101,7 +101,7 @@ class LearningSettings(Group):
     anchor_gain: float | None = Field(None, ge=0)
     """How much stronger the anchor gets for every unit of reward (its range is 2) that was lost lately."""
     anchor_reach: float | None = Field(None, gt=0)
-    """KL to the base, in nats a token, from which anchor_gain acts in full; nearer to the base it fades with the square."""
+    """Part of the farthest KL to the base of late from which anchor_gain acts in full; nearer to the base it fades with the square."""
     max_policy_lag: int | None = Field(None, ge=0)
     """Updates between a trajectory's oldest token and its use, above which it expires."""
     lease_seconds: float = Field(600.0, gt=0)

@@ -79,8 +79,8 @@ class SwapReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy the engine is now, in completions that are not in the background. ``kv_cache_usage``: the part of the KV cache that is taken, from 0 to 1; None: the engine does not
-    say."""
+    """How busy the engine is now, in completions that are not in the background. ``kv_cache_usage``: the part of the KV cache that is taken, from 0
+    to 1; None: the engine does not say."""
 
     running: int
     waiting: int

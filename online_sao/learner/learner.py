@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from online_sao.algorithm.anchoring import BaseDistance
 from online_sao.algorithm.calibration import calibration_slope
 from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.recipes import Recipe
@@ -83,8 +84,7 @@ class Learner:
         self._window = self._as_window(())
         self.updates = 0
         """Updates these weights have been through."""
-        self._kl_base = 0.0
-        """Mean KL(policy ‖ base) as the latest update met it, in nats a token."""
+        self._distance = BaseDistance()
         self._initial = self.snapshot()
 
     @classmethod
@@ -127,10 +127,10 @@ class Learner:
         history = tuple(self._window)
         advantages = batch_advantages(self.recipe, batch, values, history)
         slope = calibration_slope(history, self.recipe.calibration_half_life)
-        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns], self._kl_base)
+        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns], self._distance)
         policy_pass = self._policy_trainer.train(self.recipe, batch, advantages, beta, check)
         self.updates += 1
-        self._kl_base = policy_pass.kl_base
+        self._distance = self._distance.after(policy_pass.kl_base, len(batch.trajectories))
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
         seen = (torch.cat(records) for records in zip(*self._window, strict=True))
         metrics = {
@@ -262,7 +262,7 @@ class Learner:
             value_optimizer=learner_state.copy_optimizer(self._value_optimizer),
             window=tuple(self._window),
             updates=self.updates,
-            kl_base=self._kl_base,
+            distance=self._distance,
             random_state=torch.get_rng_state(),
         )
 
@@ -270,13 +270,13 @@ class Learner:
         """Back to a snapshot, bit for bit. It stays usable."""
         learner_state.assign(self.policy.parameters(), snapshot.policy)
         learner_state.assign(self.value.parameters(), snapshot.value)
-        learner_state.load_optimizer(self._policy_optimizer, snapshot.policy_optimizer, self.recipe.policy_learning_rate)
-        learner_state.load_optimizer(self._value_optimizer, snapshot.value_optimizer, self.recipe.value_learning_rate)
+        learner_state.load_optimizer(self._policy_optimizer, snapshot.policy_optimizer)
+        learner_state.load_optimizer(self._value_optimizer, snapshot.value_optimizer)
         self._policy_optimizer.zero_grad(set_to_none=True)
         self._value_optimizer.zero_grad(set_to_none=True)
         self._window = self._as_window(snapshot.window)
         self.updates = snapshot.updates
-        self._kl_base = snapshot.kl_base
+        self._distance = snapshot.distance
         torch.set_rng_state(snapshot.random_state)
 
     def reset(self) -> None:

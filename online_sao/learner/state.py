@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from online_sao.algorithm.anchoring import BaseDistance
 from online_sao.errors import ConfigurationError
 
 POLICY_FILE = "policy.safetensors"
@@ -68,7 +69,7 @@ class LearnerState:
     value_optimizer: dict[str, Any]
     window: tuple[ValueRecord, ...]
     updates: int
-    kl_base: float
+    distance: BaseDistance
     random_state: Tensor
 
 
@@ -97,7 +98,7 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
         "value_optimizer": state.value_optimizer,
         "window": [list(record) for record in state.window],
         "updates": state.updates,
-        "kl_base": state.kl_base,
+        "distance": [state.distance.latest, state.distance.farthest],
         "random_state": state.random_state,
     }
     torch.save(training, folder / TRAINING_FILE)
@@ -115,16 +116,18 @@ def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
         value_optimizer=training["value_optimizer"],
         window=tuple((returns, values) for returns, values in training["window"]),
         updates=training["updates"],
-        kl_base=training.get("kl_base", 0.0),  # states of before it was kept: the next update measures it
+        distance=BaseDistance(*training.get("distance", (training.get("kl_base", 0.0),) * 2)),  # states of before it was kept know the latest at most
         random_state=training["random_state"],
     )
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], learning_rate: float) -> None:
-    """The moments of ``state`` under the settings of today: an operator who changed a learning rate and restarted means it.
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """The moments of ``state`` under the settings that ``optimizer`` was made with: an operator who changed a learning rate and restarted means it,
+    and so does a release that changed a preset.
 
     Copied first, because load_state_dict keeps the very tensors it is given and the next step would write into them.
     """
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(copy.deepcopy(state))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    for group, todays in zip(optimizer.param_groups, settings, strict=True):
+        group.update(todays)

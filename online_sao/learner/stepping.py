@@ -14,7 +14,9 @@ from online_sao.learner.ranks import Ranks
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], learning_rate: float, recipe: Recipe) -> torch.optim.AdamW:
-    return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, betas=recipe.adam_betas, weight_decay=recipe.weight_decay, fused=True)
+    return torch.optim.AdamW(
+        list(parameters.values()), lr=learning_rate, betas=(recipe.adam_beta1, recipe.adam_beta2), weight_decay=recipe.weight_decay, fused=True
+    )
 
 
 def trained_parameters(optimizer: torch.optim.AdamW) -> list[nn.Parameter]:

@@ -4,7 +4,8 @@
 - the evaluation: those two, six more and the perplexity of a fixed text, while no user waits for a place. Where versions come faster than that, the
   newest is evaluated and those between are skipped.
 
-They are no interactions: nobody scores them, and they take no place of those who are answered. Owns when what is sampled; the prompts are in evaluation_material, the measures in evaluations.
+They are no interactions: nobody scores them, and they take no place of those who are answered. Owns when what is sampled; the prompts are in
+evaluation_material, the measures in evaluations.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from online_sao.algorithm.advantages import sample_mean, step_index
+from online_sao.algorithm.anchoring import BaseDistance
 from online_sao.algorithm.calibration import PastReturns, reward_drop
 from online_sao.algorithm.importance import TokenWeights
 
@@ -133,10 +134,12 @@ class Recipe:
     anchor_gain: float = 0.0
     """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
     anchor_reach: float = 0.5
-    """KL to the base, in nats a token, from which that gain acts in full. Nearer to the base it fades with the square of the KL."""
+    """Part of the farthest KL to the base of late from which that gain acts in full. Nearer to the base it fades with the square of the KL."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_beta1: float = 0.9
+    """Of both optimisers: what a step still remembers of the gradient before."""
+    adam_beta2: float = 0.95
     weight_decay: float = 0.0
     max_policy_uses: int = 1
     """Policy updates one trajectory may take part in."""
@@ -175,6 +178,9 @@ class Recipe:
             raise ValueError(f"gamma must be in (0, 1], not {self.gamma}")
         if self.observation_values and not self.uses_values:
             raise ValueError("observation_values needs uses_values")
+        for field_name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, field_name) < 1:
+                raise ValueError(f"{field_name} must be in [0, 1), not {getattr(self, field_name)}")
         if not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must be between 0 and 1, not {self.ema_decay}")
         if not self.proximal_ratio_low < self.proximal_ratio_high:
@@ -197,11 +203,10 @@ class Recipe:
         found = self.credit(self, trajectories, history)
         return sample_mean(found, [trajectory.loss_mask for trajectory in trajectories]) if self.sample_mean else found
 
-    def anchor_strength(self, returns: Sequence[float], kl_base: float) -> float:
-        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · min(1, kl_base / anchor_reach)²).
+    def anchor_strength(self, returns: Sequence[float], distance: BaseDistance) -> float:
+        """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · distance.pull(anchor_reach)).
 
-        ``returns``: of the latest trajectories, this batch's among them, oldest first. ``kl_base``: mean KL(policy ‖ base) when it was last
-        measured, in nats a token.
+        ``returns``: of the latest trajectories, this batch's among them, oldest first. ``distance``: as the updates before this one have met it.
 
         The anchor lets the policy leave the base for what reward pays. When what was learned is no longer wanted, its payment is gone, and often
         all variety with it: every answer scores the same low, no advantage points anywhere. Back near the base the new preference can be met
@@ -209,4 +214,4 @@ class Recipe:
         would be held there, since nothing it could learn would outweigh the pull.
         """
         drop = reward_drop(returns, self.baseline_half_life, self.calibration_half_life)
-        return self.anchor_coefficient * (1.0 + self.anchor_gain * drop * min(1.0, max(0.0, kl_base) / self.anchor_reach) ** 2)
+        return self.anchor_coefficient * (1.0 + self.anchor_gain * drop * distance.pull(self.anchor_reach))

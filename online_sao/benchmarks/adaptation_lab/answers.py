@@ -20,13 +20,16 @@ from online_sao.experience.rewards import score_to_reward
 
 Style = Literal["plain", "ornate", "thanks"]
 """Plain words; ornate words, which exclude plain ones; thanks at the end, which goes with either."""
+Taste = Style | Literal["lenient", "harsh"]
+"""A style that is wanted; or whoever scores the same whatever the style: lenient is content with any right answer, harsh with none."""
 Scale = Literal["binary", "dense"]
 STYLES: tuple[Style, ...] = get_args(Style)
+TASTES: tuple[Taste, ...] = (*STYLES, "lenient", "harsh")
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 EQUALS, BLANK, THANKS = range(3, 6)
-_NAMES, _USERS, _TOPICS, _ADDRESSES = 6, 9, 11, 14
-_ITEMS, _PLAIN, _ORNATE = 16, 26, 36
+_NAMES, _USERS, _TOPICS, _ADDRESSES = 6, 9, 13, 16
+_ITEMS, _PLAIN, _ORNATE = 20, 30, 40
 ITEMS = 10
 VOCABULARY = _ORNATE + ITEMS
 WORDS = 6
@@ -34,7 +37,7 @@ WORDS = 6
 IN_STYLE = (WORDS - 1) / WORDS
 """The part of the words from which an answer is in a style, where that is yes or no."""
 
-USERS = 2
+USERS = 4
 EASY, USUAL, HARD = range(3)
 SLIP = (0.01, 0.03, 0.2)
 """By topic: how often the teacher says any word instead of the item's."""
@@ -49,17 +52,17 @@ THANKS_BESIDE = 0.1
 class Wish:
     """What pleases who asks, and how finely they say so."""
 
-    style: Style
+    taste: Taste
     scale: Scale = "binary"
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        return STYLES.index(self.style), SCALES.index(self.scale)
+        return TASTES.index(self.taste), SCALES.index(self.scale)
 
 
 def wish_of(instance: Instance) -> Wish:
-    style, scale = instance.hidden
-    return Wish(STYLES[style], SCALES[scale])
+    taste, scale = instance.hidden
+    return Wish(TASTES[taste], SCALES[scale])
 
 
 def ask(user: int, topic: int, items: Sequence[int], named: Sequence[Style], wish: Wish) -> Instance:
@@ -112,7 +115,7 @@ def judge(instance: Instance, answer: Sequence[int]) -> Judgement:
     if thanked:
         said.pop()
     quality = _right(instance, said) if ended else 0.0
-    style = float(thanked) if wish.style == "thanks" else _form(said, wish.style)
+    style = _pleasing(said, thanked, wish.taste)
     if wish.scale == "dense":
         return Judgement(_ramp(quality), _ramp(style))
     return Judgement(float(quality == 1.0), float(style >= IN_STYLE))
@@ -127,6 +130,18 @@ def _right(instance: Instance, said: Sequence[int]) -> float:
     expected = [{address(user_of(instance))}, *({_PLAIN + item, _ORNATE + item} for item in items)]
     right = sum(token in fitting for token, fitting in zip(said, expected, strict=False))
     return right / max(len(said), len(expected))
+
+
+def _pleasing(said: Sequence[int], thanked: bool, taste: Taste) -> float:
+    match taste:
+        case "plain" | "ornate":
+            return _form(said, taste)
+        case "thanks":
+            return float(thanked)
+        case "lenient":
+            return 1.0
+        case "harsh":
+            return 0.0
 
 
 def _form(said: Sequence[int], style: Literal["plain", "ornate"]) -> float:

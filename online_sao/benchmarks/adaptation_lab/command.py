@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is import
 
 import argparse
 import itertools
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def run_file(out: Path, options: RunOptions) -> Path:
-    recipe = options.recipe.replace("/", "-")
+    recipe = re.sub("[/:=]", "-", options.recipe)
     return out / "runs" / f"{options.population}-{options.names}-{options.scale}-{recipe}-seed{options.seed}.json"
 
 
@@ -85,7 +86,9 @@ def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     defaults = {item.name: item.default for item in fields(RunOptions)}
     parser = argparse.ArgumentParser(prog="adaptation-lab", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE", help="NAME or NAME/PRESET; kto: TRL's KTO trainer")
+    parser.add_argument(
+        "--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE", help="NAME or NAME/PRESET, then :NUMBER=VALUE; kto: TRL's KTO trainer"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="each with a warm start and prompts of its own")
     parser.add_argument("--populations", choices=POPULATIONS, nargs="+", default=list(POPULATIONS), help="all want the same, or it depends")
     parser.add_argument("--names", choices=NAMES, nargs="+", default=["unnamed"], help="whether prompts name the styles there are")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from online_sao.algorithm.recipes import Preset, Recipe, recipe
+from online_sao.algorithm.recipes import Preset, Recipe, number_names, recipe
 from online_sao.benchmarks.adaptation_lab import kto
 from online_sao.benchmarks.adaptation_lab.answers import Scale
 from online_sao.benchmarks.adaptation_lab.stream import Names, Population, Stream
@@ -19,8 +19,9 @@ SETTINGS = ("population", "names", "scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """``recipe``: NAME, or NAME/PRESET (live, where none is named), or kto. Learning rates and batch are the same for all recipes; ``anchor`` None:
-    the recipe's own. ``lag``: updates that what answers is behind. Those of ``kto_…`` concern that baseline alone."""
+    """``recipe``: NAME or NAME/PRESET (live, where none is named), with numbers of its own as :NUMBER=VALUE after it; or kto. Learning rates and
+    batch are the same for all recipes; ``anchor`` None: the recipe's own. ``lag``: updates that what answers is behind. Those of ``kto_…`` concern
+    that baseline alone."""
 
     recipe: str
     population: Population
@@ -67,9 +68,10 @@ class RunOptions:
         return Stream(self.population, self.names, self.scale, self.seed, self.phase_interactions)
 
     def build_recipe(self) -> Recipe:
-        """Raises ValueError if there is none of that name and preset."""
-        name, _, preset = self.recipe.partition("/")
-        return recipe(
+        """Raises ValueError if there is none of that name and preset, or no such number."""
+        named, *changes = self.recipe.split(":")
+        name, _, preset = named.partition("/")
+        chosen = recipe(
             name,
             cast(Preset, preset or "live"),
             policy_learning_rate=self.policy_learning_rate,
@@ -77,7 +79,21 @@ class RunOptions:
             batch_size=self.batch_size,
             anchor_coefficient=self.anchor,
         )
+        return replace(chosen, **dict(_change(chosen, change) for change in changes))
 
     def numbers(self) -> dict[str, Any]:
         """The recipe's; of KTO there are none but the options."""
         return {"name": kto.NAME} if self.is_kto else recipe_numbers(self.build_recipe())
+
+
+def _change(chosen: Recipe, text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    if name not in number_names() or name == "batch_size":  # the batch is the stream's
+        raise ValueError(
+            f"{text!r} changes no number of a recipe; :NUMBER=VALUE may name {', '.join(sorted(number_names().keys() - {'batch_size'}))}"
+        )
+    kind = type(getattr(chosen, name))
+    try:
+        return name, kind(int(value)) if kind in (bool, int) else float(value)
+    except ValueError:
+        raise ValueError(f"{name} is {'a whole number' if kind in (bool, int) else 'a number'}, not {value!r}") from None

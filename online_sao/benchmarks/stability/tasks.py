@@ -3,7 +3,7 @@
 ``sort``: one turn. Write six numbers in rising order; every step builds on the ones before.
 ``lookup``: two to five turns. Follow a chain of so many entries of a hidden table: ask for each (the tool's reply is the observation), then answer.
 
-The teachers of the warm start know what an answer looks like and are careless: every fourth number or so is any number at all, and what follows
+The teachers of the warm start know what an answer looks like and are careless: every fourth number or so is another one, and what follows
 builds on it. Care is for the reward to teach: +1 for a right answer, −1 for anything else, at the very end.
 """
 
@@ -66,7 +66,7 @@ class Lookup:
     usual_tokens = 19
     MOST_HOPS = 4
     SLIP = 0.25
-    """How often the teacher writes any number at all; the turns after it build on that."""
+    """How often the teacher is one off, above or below; the turns after it build on that."""
 
     def instance(self, random: Random) -> Instance:
         hops, key = random.randint(1, self.MOST_HOPS), random.randint(0, LARGEST)
@@ -90,7 +90,7 @@ class Lookup:
         _, hops, found = instance.prompt
         turns: list[tuple[int, ...]] = []
         for verb in (*[ASK] * (hops - _FIRST_NUMBER), ANSWER):
-            written = number(random.randint(0, LARGEST)) if random.random() < self.SLIP else found
+            written = number((found - _FIRST_NUMBER + random.choice((-1, 1))) % (LARGEST + 1)) if random.random() < self.SLIP else found
             turns.append((verb, written, END))
             found = _entry(instance, written)
         return turns

@@ -1,11 +1,13 @@
 """Recipes: the numbers of the presets, overrides, and that other algorithms fit without the learner asking."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from online_sao.algorithm.advantages import skip_observation_gae
+from online_sao.algorithm.anchoring import BaseDistance
 from online_sao.algorithm.calibration import calibration_slope, recent_mean, reward_drop
 from online_sao.algorithm.recipes import CreditInputs, Recipe, WeighInputs, recipe
 
@@ -22,7 +24,7 @@ def numbers_of(chosen: Recipe) -> dict[str, object]:
     }
 
 
-OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_betas": (0.9, 0.95), "weight_decay": 0.0, "max_policy_uses": 1} | {
+OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta2": 0.95, "weight_decay": 0.0, "max_policy_uses": 1} | {
     "calibration_half_life": 64.0,
     "baseline_half_life": 16.0,
     "baseline_window": 128,
@@ -54,6 +56,7 @@ def test_numbers_of_the_paper_preset() -> None:
         "anchor_gain": 0.0,
         "fresh_values": True,
         "max_policy_lag": 32,
+        "adam_beta1": 0.9,
     }
 
 
@@ -71,6 +74,7 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
         "anchor_gain": 30.0,
         "fresh_values": False,
         "max_policy_lag": 32,
+        "adam_beta1": 0.5,
     }
 
 
@@ -163,21 +167,41 @@ def test_the_level_is_that_of_the_others_in_the_batch_and_of_the_latest_before_i
 
 def test_the_anchor_pulls_harder_after_a_loss_and_only_then() -> None:
     steady, lost = [0.5] * 100, [0.5] * 100 + [-1.0] * 16
-    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.3)
-    assert live.anchor_strength(steady, 0.5) == 0.2
-    assert live.anchor_strength([], 0.5) == 0.2
+    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.6)
+    away = BaseDistance(0.5, 0.5)
+    assert live.anchor_strength(steady, away) == 0.2
+    assert live.anchor_strength([], away) == 0.2
     drop = reward_drop(lost, live.baseline_half_life, live.calibration_half_life)
     assert drop > 0.2
-    for far in (0.3, 0.5):
-        assert live.anchor_strength(lost, far) == pytest.approx(0.2 * (1 + 10 * drop))
-    assert recipe("sao", "paper").anchor_strength(lost, 0.5) == 0.0
+    for kl_base in (0.3, 0.5):
+        assert live.anchor_strength(lost, BaseDistance(kl_base, 0.5)) == pytest.approx(0.2 * (1 + 10 * drop))
+    assert recipe("sao", "paper").anchor_strength(lost, away) == 0.0
 
 
 def test_the_stronger_pull_fades_on_the_way_back_to_the_base() -> None:
     lost = [0.5] * 100 + [-1.0] * 16
-    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.3)
-    boost = [live.anchor_strength(lost, kl_base) - 0.2 for kl_base in (0.3, 0.15, 0.03, 0.0, -1e-9)]
-    assert boost[1:] == pytest.approx([boost[0] / 4, boost[0] / 100, 0.0, 0.0])
+    live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.6)
+    boost = [live.anchor_strength(lost, BaseDistance(kl_base, 0.5)) - 0.2 for kl_base in (0.3, 0.15, 0.03, 0.0)]
+    assert boost[1:] == pytest.approx([boost[0] / 4, boost[0] / 100, 0.0])
+
+
+def test_far_is_how_far_the_policy_has_lately_been() -> None:
+    there = BaseDistance().after(0.4, 8)
+    assert there == BaseDistance(0.4, 0.4)
+    back = there.after(0.1, 64).after(0.1, 64)
+    assert back == BaseDistance(0.1, pytest.approx(0.4 * 0.5**0.5))  # half of a half-life of 256 trajectories
+    assert back.pull(1.0) == pytest.approx((0.1 / (0.4 * 0.5**0.5)) ** 2)
+    assert there.after(0.9, 8).farthest == 0.9
+    # The same way in other units: a task that takes a tenth of the nats is pulled as hard.
+    small = BaseDistance().after(0.8, 8).after(0.2, 64), BaseDistance().after(0.08, 8).after(0.02, 64)
+    assert small[0].pull(0.5) == pytest.approx(small[1].pull(0.5))
+
+
+def test_what_has_only_begun_to_learn_is_not_far() -> None:
+    assert BaseDistance().pull(0.5) == 0.0
+    assert BaseDistance().after(0.005, 8).pull(0.5) == pytest.approx((0.005 / 0.025) ** 2)
+    assert BaseDistance().after(-1e-9, 8) == BaseDistance(0.0, 0.0)
+    assert BaseDistance(0.1, 0.4).after(math.nan, 8) == BaseDistance(0.1, 0.4)
 
 
 def test_running_mean_is_a_constant_of_the_latest_returns_and_asks_no_value_model() -> None:

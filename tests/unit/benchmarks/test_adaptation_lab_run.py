@@ -9,9 +9,10 @@ import pytest
 
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge
-from online_sao.benchmarks.adaptation_lab.command import _arguments, main
+from online_sao.benchmarks.adaptation_lab.command import _arguments, main, run_file
 from online_sao.benchmarks.adaptation_lab.kto import _balanced
 from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
+from online_sao.benchmarks.adaptation_lab.stream import POPULATIONS
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
 from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
 from online_sao.benchmarks.tiny_policy import warm_start
@@ -46,6 +47,16 @@ def test_equal_options_give_equal_results_and_every_interaction_is_used_once(bas
     assert len(set(first["style"])) > 1
     other = run(options(seed=2), base, lambda done, score: None)
     assert other["style"] != first["style"]
+
+
+def test_a_recipe_may_have_numbers_of_its_own():
+    chosen = options(recipe="sao/paper:adam_beta1=0.2:value_updates=3:uses_values=0").build_recipe()
+    assert (chosen.preset, chosen.adam_beta1, chosen.value_updates, chosen.uses_values) == ("paper", 0.2, 3, False)
+    assert chosen.policy_learning_rate == LIVE.policy_learning_rate
+    assert run_file(Path("out"), options(recipe="sao/paper:adam_beta1=0.2")).name == "mixed-unnamed-dense-sao-paper-adam_beta1-0.2-seed1.json"
+    for wrong, told in (("sao:speed=1", "changes no number"), ("sao:batch_size=4", "changes no number"), ("sao:value_updates=1.5", "a whole number")):
+        with pytest.raises(ValueError, match=told):
+            options(recipe=wrong)
 
 
 def test_a_neutral_branch_meets_the_same_and_learns_from_nothing(base):
@@ -116,7 +127,7 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     asked = ["--recipes", "sao", "ema", "--seeds", "1", "--phase-interactions", "8", "--warm-start-steps", "25", "--out", str(tmp_path)]
     assert main(asked) == 0
     files = sorted((tmp_path / "runs").iterdir())
-    names = {f"{population}-unnamed-binary-{name}-seed1.json" for population in ("uniform", "mixed") for name in ("sao", "ema")}
+    names = {f"{population}-unnamed-binary-{name}-seed1.json" for population in POPULATIONS for name in ("sao", "ema")}
     assert {path.name for path in files} == names
     result = json.loads((tmp_path / "runs" / "mixed-unnamed-binary-sao-seed1.json").read_text())
     assert result["recipe_numbers"]["anchor_gain"] == LIVE.anchor_gain
@@ -126,7 +137,7 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     capsys.readouterr()
     assert main(asked) == 0
     assert [path.stat().st_mtime_ns for path in files] == written
-    assert "4 of 4 runs are there already" in capsys.readouterr().err
+    assert "6 of 6 runs are there already" in capsys.readouterr().err
     (tmp_path / "report.md").unlink()
     assert main(["--report-only", "--out", str(tmp_path)]) == 0
     assert "| ema | 1 |" in (tmp_path / "report.md").read_text()
@@ -138,7 +149,7 @@ def test_the_documented_command_can_be_run_and_kto_only_with_trl(capsys, monkeyp
     (command,) = re.findall(
         r"^online-sao bench adaptation-lab (.*--out .*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE
     )
-    assert len(_arguments(shlex.split(command)).planned) == 5 * 2 * 5
+    assert len(_arguments(shlex.split(command)).planned) == 5 * 3 * 5
     monkeypatch.setattr(trl_grpo, "available", lambda: False)
     with pytest.raises(SystemExit):
         _arguments(["--recipes", "kto"])

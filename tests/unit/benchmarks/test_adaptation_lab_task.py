@@ -4,7 +4,22 @@ from random import Random
 
 import pytest
 
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, EASY, HARD, STYLES, THANKS, USUAL, Wish, address, ask, judge, topic_of, word
+from online_sao.benchmarks.adaptation_lab.answers import (
+    ANSWERS,
+    EASY,
+    HARD,
+    STYLES,
+    TASTES,
+    THANKS,
+    USUAL,
+    Wish,
+    address,
+    ask,
+    judge,
+    topic_of,
+    user_of,
+    word,
+)
 from online_sao.benchmarks.adaptation_lab.stream import NAMES, POPULATIONS, WISHES, Stream
 from online_sao.benchmarks.tiny_policy.task import END, PAD
 
@@ -60,6 +75,17 @@ def test_scores_become_rewards_by_the_map_of_the_service():
     assert ANSWERS.react(question, [(*mixed[:-1], PAD)]) == -1
 
 
+def test_some_score_the_same_whatever_the_style():
+    for style in ("plain", "ornate"):
+        right = (address(2), *words(style), END)
+        assert found(right, "lenient", "binary", user=2).score == found(right, "lenient", user=2).score == 1
+        assert found(right, "harsh", "binary", user=2).score == found(right, "harsh", user=2).score == 0
+        assert found(right[:-2], "lenient", user=2).score == 0
+    stream = Stream("raters", "unnamed", "binary", seed=1, phase_interactions=400)
+    assert {user_of(stream.instance(number)) for number in range(400)} == {0, 1, 2, 3}
+    assert [phase.name for phase in stream.phases] == ["thanks", "plain", "ornate"]
+
+
 @pytest.mark.parametrize("population", POPULATIONS)
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("scale", ["binary", "dense"])
@@ -71,9 +97,10 @@ def test_a_teacher_pleases_somebody_and_nobody_often(population, names, scale):
             question = stream.instance(4000 * number + interaction)
             (answer,) = ANSWERS.demonstrate(question, random)
             assert len(answer) <= ANSWERS.usual_tokens
-            scores.setdefault(topic_of(question), []).append(judge(question, answer).score)
+            if TASTES[question.hidden[0]] in STYLES:
+                scores.setdefault(topic_of(question), []).append(judge(question, answer).score)
         rates = {topic: sum(found) / len(found) for topic, found in scores.items()}
-        assert set(rates) == ({USUAL} if population == "uniform" else {EASY, HARD})
+        assert set(rates) == ({EASY, HARD} if population == "mixed" else {USUAL})
         assert 0.05 < sum(rates.values()) / len(rates) <= 0.3
         if population == "mixed" and scale == "binary":
             assert rates[EASY] > 2 * rates[HARD]
@@ -88,11 +115,12 @@ def test_the_stream_is_the_same_whoever_answers_and_wishes_change_with_the_phase
         assert one.prompt[4:] == other.prompt[4:]
         assert one.prompt[1:4] != other.prompt[1:4]
         user = one.prompt[4] - 9
-        assert STYLES[one.hidden[0]] == WISHES["mixed"][number // 8][user]
+        assert TASTES[one.hidden[0]] == WISHES["mixed"][number // 8][user]
     assert [phase.start for phase in stream.phases] == [0, 8, 16]
     assert stream.instance(0) != Stream("mixed", "unnamed", "binary", seed=4, phase_interactions=8).instance(0)
 
 
 def test_the_last_shift_is_to_the_opposite_for_everybody():
     for before, after in (wishes[1:] for wishes in WISHES.values()):
-        assert all({one, other} == {"plain", "ornate"} for one, other in zip(before, after, strict=True))
+        assert all({one, other} == {"plain", "ornate"} for one, other in zip(before, after, strict=True) if one != other)
+        assert any(one != other for one, other in zip(before, after, strict=True))

@@ -66,6 +66,19 @@ def test_a_new_learning_rate_holds_after_loading_an_old_state(make_bench, tmp_pa
     assert max(float((new.policy()[name] - before[name]).abs().max()) for name in before) < 1e-3
 
 
+def test_so_does_a_new_moment(make_bench, tmp_path):
+    old = make_bench(adam_beta1=0.9)
+    old.learner.update(old.batch())
+    old.learner.save(tmp_path)
+    policies = []
+    for beta1 in (0.9, 0.0):
+        bench = make_bench(adam_beta1=beta1)
+        bench.learner.load(tmp_path)
+        bench.learner.update(bench.batch(rewards=(-1.0,) * 8))
+        policies.append(bench.policy())
+    assert any(not torch.allclose(policies[1][name], tensor) for name, tensor in policies[0].items())
+
+
 def test_the_state_of_another_rank_or_base_is_refused(make_bench, tmp_path):
     saved = make_bench(lora_rank=4)
     saved.learner.save(tmp_path)

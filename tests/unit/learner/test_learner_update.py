@@ -177,7 +177,7 @@ def test_the_anchor_pulls_towards_the_base(make_bench):
 
 
 def test_the_anchor_pulls_harder_after_a_loss_as_far_as_the_last_update_found_the_policy_away(make_bench, tmp_path):
-    numbers = {"value_updates": 0, "anchor_coefficient": 0.1, "anchor_gain": 10.0, "anchor_reach": 2.0}
+    numbers = {"value_updates": 0, "anchor_coefficient": 0.1, "anchor_gain": 10.0, "anchor_reach": 2.0}  # twice as far as it has been
     bench = make_bench(**numbers)
     for _ in range(4):
         away = bench.learner.update(bench.batch(rewards=(1.0,) * 8)).metrics["policy/kl_base"]
@@ -189,7 +189,7 @@ def test_the_anchor_pulls_harder_after_a_loss_as_far_as_the_last_update_found_th
 
     drop = reward_drop([1.0] * 32 + [-1.0] * 8, bench.learner.recipe.baseline_half_life, bench.learner.recipe.calibration_half_life)
     assert drop > 0
-    assert found == pytest.approx(0.1 * (1 + 10 * drop * (away / 2.0) ** 2))
+    assert found == pytest.approx(0.1 * (1 + 10 * drop * (1 / 2.0) ** 2))
     resumed = make_bench(**numbers)
     resumed.learner.load(tmp_path)
     assert resumed.learner.update(loss).metrics["policy/anchor_coefficient"] == found
