@@ -87,7 +87,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     defaults = {item.name: item.default for item in fields(RunOptions)}
     parser = argparse.ArgumentParser(prog="adaptation-lab", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--recipes", nargs="+", default=list(RECIPES), metavar="RECIPE", help="NAME or NAME/PRESET, then :NUMBER=VALUE; kto: TRL's KTO trainer"
+        "--recipes",
+        nargs="+",
+        default=list(RECIPES),
+        metavar="RECIPE",
+        help="NAME or NAME/PRESET, then :NUMBER=VALUE; kto: TRL's KTO trainer; oracle: a critic that knows",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="each with a warm start and prompts of its own")
     parser.add_argument("--populations", choices=POPULATIONS, nargs="+", default=list(POPULATIONS), help="all want the same, or it depends")

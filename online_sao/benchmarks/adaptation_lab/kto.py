@@ -27,7 +27,7 @@ from transformers.trainer_callback import PrinterCallback
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS
 from online_sao.benchmarks.adaptation_lab.students import Lesson
 from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.task import END, PAD
+from online_sao.benchmarks.tiny_policy.task import END, PAD, Instance
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 from online_sao.models.adapter import Adapter, read_adapter
 from online_sao.models.projections import find_projections
@@ -63,7 +63,7 @@ class KTOStudent:
     def answering(self) -> int:
         return max(self.adapters)
 
-    def learn(self, trajectories: Sequence[Trajectory]) -> Lesson:
+    def learn(self, trajectories: Sequence[Trajectory], instances: Sequence[Instance]) -> Lesson:
         self._logged += trajectories
         desirable = sum(_desirable(trajectory) for trajectory in self._logged)
         if len(self._logged) % self._every == 0 and min(desirable, len(self._logged) - desirable) >= LEAST:

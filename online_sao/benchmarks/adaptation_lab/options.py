@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from online_sao.algorithm.recipes import Preset, Recipe, number_names, recipe
-from online_sao.benchmarks.adaptation_lab import kto
+from online_sao.benchmarks.adaptation_lab import kto, oracle
 from online_sao.benchmarks.adaptation_lab.answers import Scale
 from online_sao.benchmarks.adaptation_lab.stream import Names, Population, Stream
 from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers
@@ -19,9 +20,9 @@ SETTINGS = ("population", "names", "scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """``recipe``: NAME or NAME/PRESET (live, where none is named), with numbers of its own as :NUMBER=VALUE after it; or kto. Learning rates and
-    batch are the same for all recipes; ``anchor`` None: the recipe's own. ``lag``: updates that what answers is behind. Those of ``kto_…`` concern
-    that baseline alone."""
+    """``recipe``: NAME or NAME/PRESET (live, where none is named), with numbers of its own as :NUMBER=VALUE after it; or kto, or oracle. Learning
+    rates and batch are the same for all recipes; ``anchor`` None: the recipe's own. ``lag``: updates that what answers is behind. Those of ``kto_…``
+    concern that baseline alone."""
 
     recipe: str
     population: Population
@@ -57,7 +58,15 @@ class RunOptions:
 
     @property
     def is_kto(self) -> bool:
-        return self.recipe == kto.NAME
+        return self._name == kto.NAME
+
+    @property
+    def is_oracle(self) -> bool:
+        return self._name == oracle.NAME
+
+    @property
+    def _name(self) -> str:
+        return re.split("[/:]", self.recipe)[0]
 
     @property
     def title(self) -> str:
@@ -72,7 +81,7 @@ class RunOptions:
         named, *changes = self.recipe.split(":")
         name, _, preset = named.partition("/")
         chosen = recipe(
-            name,
+            oracle.BASELINE if name == oracle.NAME else name,
             cast(Preset, preset or "live"),
             policy_learning_rate=self.policy_learning_rate,
             value_learning_rate=self.value_learning_rate,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from online_sao.algorithm.recipes import Recipe
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS
 from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.task import Instance
 from online_sao.benchmarks.tiny_policy.versions import Versions
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 from online_sao.experience.batching import pack
@@ -31,8 +32,8 @@ class Student(Protocol):
     @property
     def adapters(self) -> Mapping[int, Adapter | None]: ...
 
-    def learn(self, trajectories: Sequence[Trajectory]) -> Lesson:
-        """From the latest answers, each once. May do nothing yet."""
+    def learn(self, trajectories: Sequence[Trajectory], instances: Sequence[Instance]) -> Lesson:
+        """From the latest answers to ``instances``, each once. May do nothing yet."""
         ...
 
     def snapshot(self) -> Any:
@@ -66,7 +67,7 @@ class RecipeStudent:
     def adapters(self) -> Mapping[int, Adapter | None]:
         return self._versions.adapters
 
-    def learn(self, trajectories: Sequence[Trajectory]) -> Lesson:
+    def learn(self, trajectories: Sequence[Trajectory], instances: Sequence[Instance]) -> Lesson:
         before = self._learner.snapshot()
         report = self._learner.update(pack(trajectories, MICROBATCH_TOKENS))
         if report.problem is not None:

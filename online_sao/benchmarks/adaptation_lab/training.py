@@ -10,7 +10,7 @@ neutral score (anchor-only), so that nothing but the pull to the base moves the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from online_sao.benchmarks.adaptation_lab import kto
+from online_sao.benchmarks.adaptation_lab import kto, oracle
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, Judgement, judge
 from online_sao.benchmarks.adaptation_lab.options import RunOptions
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent, Student
 from online_sao.benchmarks.tiny_policy import warm_start
 from online_sao.benchmarks.tiny_policy.curves import kept
 from online_sao.benchmarks.tiny_policy.sampling import Sampler
+from online_sao.benchmarks.tiny_policy.task import Instance
 from online_sao.models.adapter import Adapter
 from online_sao.types import Trajectory
 
@@ -108,7 +109,8 @@ def _student(options: RunOptions, base: Path) -> Student:
             lora_rank=options.lora_rank,
             seed=options.seed,
         )
-    return RecipeStudent(base, options.warm_start, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
+    student = oracle.OracleStudent if options.is_oracle else RecipeStudent
+    return student(base, options.warm_start, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
 
 
 class Play:
@@ -125,11 +127,13 @@ class Play:
         for start in range(interactions.start, interactions.stop, self._batch_size):
             began = time.perf_counter()
             numbers = range(start, start + self._batch_size)
-            trajectories, judgements = self._answers(student.adapters, student.answering(), numbers)
+            instances = self._instances(numbers)
+            trajectories = self._answers(instances, student.adapters, student.answering(), start)
+            judgements = _judged(instances, trajectories)
             sampled = time.perf_counter()
             if neutral:
                 trajectories = [replace(trajectory, rewards=(0.0,) * len(trajectory.rewards)) for trajectory in trajectories]
-            lesson = student.learn(trajectories)
+            lesson = student.learn(trajectories, instances)
             record.sampling_seconds.append(sampled - began)
             record.update_seconds.append(time.perf_counter() - sampled)
             record.judgements += judgements
@@ -147,14 +151,21 @@ class Play:
         scores: list[float] = []
         for start in range(interactions.start, interactions.stop, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, interactions.stop))
-            scores += [round(found.score, 4) for found in self._answers({0: None}, 0, numbers)[1]]
+            instances = self._instances(numbers)
+            scores += [round(found.score, 4) for found in _judged(instances, self._answers(instances, {0: None}, 0, start))]
         return scores
 
-    def _answers(self, adapters: Mapping[int, Adapter | None], version: int, numbers: range) -> tuple[list[Trajectory], list[Judgement]]:
-        instances = [self._stream.instance(number) for number in numbers]
-        generator = torch.Generator().manual_seed(Random(f"answers {self._seed} {numbers.start}").getrandbits(48))
-        trajectories = self._sampler.rollout(ANSWERS, instances, adapters, version, generator)
-        return trajectories, [judge(instance, answer_of(found)) for instance, found in zip(instances, trajectories, strict=True)]
+    def _instances(self, numbers: range) -> list[Instance]:
+        return [self._stream.instance(number) for number in numbers]
+
+    def _answers(self, instances: Sequence[Instance], adapters: Mapping[int, Adapter | None], version: int, start: int) -> list[Trajectory]:
+        """``start``: the number of the first interaction; the random numbers depend on it."""
+        generator = torch.Generator().manual_seed(Random(f"answers {self._seed} {start}").getrandbits(48))
+        return self._sampler.rollout(ANSWERS, instances, adapters, version, generator)
+
+
+def _judged(instances: Sequence[Instance], trajectories: Sequence[Trajectory]) -> list[Judgement]:
+    return [judge(instance, answer_of(found)) for instance, found in zip(instances, trajectories, strict=True)]
 
 
 def answer_of(trajectory: Trajectory) -> tuple[int, ...]:

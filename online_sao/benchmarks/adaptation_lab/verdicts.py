@@ -20,6 +20,8 @@ Result = Mapping[str, Any]
 OURS = "sao"
 REFERENCE = "running-mean"
 RIVALS = (REFERENCE, "ema", "batch-mean")
+"""With all that `live` has but its critic, the anchor among it; NAME/paper, which has no anchor, is what others publish."""
+AS_PUBLISHED = "/paper"
 LEAST_SEEDS = 5
 HALF = 0.5
 AS_MANY = 1.0
@@ -74,10 +76,14 @@ def verdicts(results: Sequence[Result]) -> list[Verdict]:
     """``results``: runs with their ``recipe``, ``seed``, setting and ``summary``."""
     found = []
     for setting, by_recipe in settings(results):
-        found.append(_fewer(setting, by_recipe, REFERENCE, HALF, f"after a shift, at most half the interactions that `{REFERENCE}` needs"))
-        found += [_fewer(setting, by_recipe, rival, AS_MANY, f"after a shift, no more interactions than `{rival}` needs") for rival in RIVALS[1:]]
-        if setting.startswith("mixed"):
-            found += [_ahead(setting, by_recipe, rival) for rival in RIVALS]
+        rivals = [*RIVALS, *(name for rival in RIVALS if (name := rival + AS_PUBLISHED) in by_recipe)]
+        for rival in rivals:
+            if rival.startswith(REFERENCE):
+                found.append(_fewer(setting, by_recipe, rival, HALF, f"after a shift, at most half the interactions that `{rival}` needs"))
+            else:
+                found.append(_fewer(setting, by_recipe, rival, AS_MANY, f"after a shift, no more interactions than `{rival}` needs"))
+        if not setting.startswith("uniform"):
+            found += [_ahead(setting, by_recipe, rival) for rival in rivals]
         found += [_over_control(setting, by_recipe, key, name) for key, name in (("minus_frozen", "frozen"), ("minus_anchor_only", "anchor-only"))]
     return found
 

@@ -84,6 +84,13 @@ def test_fewer_interactions_are_a_ratio_of_equal_seeds(pause, expected):
     assert decided(runs("sao"), "at most half") == "undecided"
 
 
+def test_rivals_as_published_are_judged_too_where_they_ran():
+    results = [*runs("sao", pause=8), *runs("running-mean", pause=8), *runs("running-mean/paper", pause=120)]
+    assert decided(results, "half the interactions that `running-mean` ") == "not met"
+    assert decided(results, "half the interactions that `running-mean/paper` ") == "met"
+    assert not [verdict for verdict in verdicts(runs("sao")) if "paper" in verdict.goal]
+
+
 def test_both_are_measured_by_the_level_that_the_rival_had():
     low = a_run("running-mean", level=0.4, after=0.4, pause=20)  # 0.32 of its own: after 52
     high = a_run("sao", level=0.8, after=0.8, pause=48)  # 0.64 of its own: after 80; 0.32: after 64, by 16 of the last 40

@@ -6,12 +6,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
+from online_sao.algorithm.recipes import CreditInputs
 from online_sao.benchmarks import trl_grpo
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge
+from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge, user_of
 from online_sao.benchmarks.adaptation_lab.command import _arguments, main, run_file
 from online_sao.benchmarks.adaptation_lab.kto import _balanced
 from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
+from online_sao.benchmarks.adaptation_lab.oracle import OracleStudent
 from online_sao.benchmarks.adaptation_lab.stream import POPULATIONS
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
 from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
@@ -75,6 +78,22 @@ def test_a_neutral_branch_meets_the_same_and_learns_from_nothing(base):
     assert neutral.series["data/reward_mean"] == neutral.series["policy/advantage_abs_mean"] == [0.0, 0.0]
 
 
+def test_an_oracle_takes_what_a_prompt_gets_on_average_from_what_an_answer_got(base):
+    chosen = options(recipe="oracle", population="raters", anchor=0.0)
+    assert chosen.build_recipe() == options(recipe="running-mean", anchor=0.0).build_recipe()
+    student = OracleStudent(base, SMALL, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
+    harsh = [found for found in map(chosen.stream.instance, range(16)) if user_of(found) == 3]
+    sampler = Sampler(warm_start.load(ANSWERS, base, SMALL))
+    trajectories = sampler.rollout(ANSWERS, harsh, student.adapters, 0, torch.Generator().manual_seed(1))
+    lesson = student.learn(trajectories, harsh)
+    assert student._expected == [-1.0] * len(harsh)
+    assert lesson.metrics["policy/advantage_abs_mean"] == lesson.metrics["policy/grad_norm"] == 0.0
+    student._expected = [0.5, -1.0]
+    ends = CreditInputs(torch.tensor([0.0, 0.0, 1.0]), torch.zeros(3), torch.tensor([False, True, True]))
+    one, other = student._credit(chosen.build_recipe(), [ends, ends])
+    assert (one[2].item(), other[2].item()) == (0.5, 2.0)
+
+
 @pytest.mark.parametrize("lag", [0, 2])
 def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
     student = RecipeStudent(base, SMALL, options().build_recipe(), lora_rank=4, lag=lag, seed=1)
@@ -84,12 +103,12 @@ def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
         answered_by.append(student.answering())
         branch = student.snapshot()
         instances = [stream.instance(8 * update + number) for number in range(8)]
-        trajectories = sampler.rollout(ANSWERS, instances, student.adapters, student.answering(), warm_start.torch.Generator().manual_seed(update))
+        trajectories = sampler.rollout(ANSWERS, instances, student.adapters, student.answering(), torch.Generator().manual_seed(update))
         assert {trajectory.oldest_policy_version for trajectory in trajectories} == {answered_by[-1]}
-        lesson = student.learn(trajectories)
+        lesson = student.learn(trajectories, instances)
         student.restore(branch)
         assert student.answering() == answered_by[-1]
-        assert {**student.learn(trajectories).metrics, "policy/seconds": 0, "value/seconds": 0} == {
+        assert {**student.learn(trajectories, instances).metrics, "policy/seconds": 0, "value/seconds": 0} == {
             **lesson.metrics,
             "policy/seconds": 0,
             "value/seconds": 0,
