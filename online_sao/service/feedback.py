@@ -77,8 +77,8 @@ class FeedbackService:
         score = checked(submission, self._settings)
         try:
             return await self._commits.submit(score)
-        except (IdempotencyConflictError, LifecycleError):
-            # The key was used, or the trajectory claimed, by a transaction that ran beside ours: on a second look that is seen.
+        except (IdempotencyConflictError, LifecycleError, NotTogetherError):
+            # The key was used, or the answer claimed or logged, by a transaction that ran beside ours: on a second look that is seen.
             return await self._commits.submit(score)
 
     async def get(self, feedback_id: str) -> Receipt:
