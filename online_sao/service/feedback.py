@@ -26,7 +26,7 @@ from online_sao.publishing import lifecycle
 from online_sao.service.receipts import Receipt, derive, receipts_of
 from online_sao.service.submissions import FeedbackSubmission, Score, checked
 from online_sao.storable import unstorable
-from online_sao.storage.group_commit import GroupCommit, NotTogetherError
+from online_sao.storage.group_commit import GroupCommit, MustWaitError
 from online_sao.storage.repositories import feedback, instances, interactions, leases
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Database, Session
@@ -77,7 +77,7 @@ class FeedbackService:
         score = checked(submission, self._settings)
         try:
             return await self._commits.submit(score)
-        except (IdempotencyConflictError, LifecycleError, NotTogetherError):
+        except (IdempotencyConflictError, LifecycleError, MustWaitError):
             # The key was used, or the answer claimed or logged, by a transaction that ran beside ours: on a second look that is seen.
             return await self._commits.submit(score)
 
@@ -90,17 +90,17 @@ class FeedbackService:
                     return (await receipts_of(session, [row.id]))[row.id]
         raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
 
-    async def _record(self, session: Session, scores: Sequence[Score]) -> list[tuple[Receipt, bool] | Exception]:
+    async def _record(self, session: Session, scores: Sequence[Score], wait: bool) -> list[tuple[Receipt, bool] | Exception]:
         """The receipt of each score, or why there is none. No two of them are of one answer or under one key."""
         now = self._clock()
         known = await feedback.by_idempotency_keys(session, [score.idempotency_key for score in scores if score.idempotency_key is not None])
-        targets = await feedback.targets(session, [(score.completion_id, score.choice) for score in scores])
+        targets = await feedback.targets(session, [(score.completion_id, score.choice) for score in scores], wait=wait)
         decided: list[_New | _Repeat | Exception] = []
         for score in scores:
             earlier, target = known.get(score.idempotency_key or ""), targets.get((score.completion_id, score.choice))
             try:
                 decided.append(_replayed(earlier, score) if earlier is not None else await self._decide(session, score, target, now))
-            except (OnlineSAOError, NotTogetherError) as error:
+            except (OnlineSAOError, MustWaitError) as error:
                 decided.append(error)
         await feedback.insert(session, [one.row for one in decided if not isinstance(one, Exception) and one.row is not None])
         await self._count(session, [one for one in decided if isinstance(one, _New) and one.row.refused_reason is None], now)
@@ -113,7 +113,7 @@ class FeedbackService:
         if target is None:
             raise await _no_target(session, score)
         if not target.held:
-            raise NotTogetherError
+            raise MustWaitError
         row = self._row(target, score, now)
         for standing in target.standing(row.metric):
             if standing.value == row.value and row.comment in (None, standing.comment):

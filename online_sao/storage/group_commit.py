@@ -21,8 +21,8 @@ MOST = 50
 """Writes of one transaction. Other transactions of this process wait for so many at most."""
 
 
-class NotTogetherError(Exception):
-    """This write needs a transaction of its own."""
+class MustWaitError(Exception):
+    """Another transaction holds what this write needs: it is to wait for it in a transaction of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class _Waiting(Generic[T, R]):
 
 
 class GroupCommit(Generic[T, R]):
-    """``write`` writes several items and returns for each, in order, its result or its error; NotTogetherError puts an item into a transaction of its
-    own. What it raises undoes all of them: each is then tried by itself, in order, unless it is a StorageError, which answers them all.
+    """``write(session, items, wait)`` writes them and returns for each, in order, its result or its error; without ``wait``, a MustWaitError for what
+    another transaction holds. What it raises undoes all of them: each is then tried by itself, unless it is a StorageError, which answers them all.
 
     ``touches``: what an item depends on. Two that touch the same are never written together, and the one that came first is written first.
     ``seconds``: what a caller, and a transaction, waits for a PostgreSQL server that says nothing.
@@ -42,7 +42,7 @@ class GroupCommit(Generic[T, R]):
     def __init__(
         self,
         database: Database,
-        write: Callable[[Session, Sequence[T]], Awaitable[Sequence[R | Exception]]],
+        write: Callable[[Session, Sequence[T], bool], Awaitable[Sequence[R | Exception]]],
         touches: Callable[[T], Iterable[Hashable]],
         seconds: float,
     ) -> None:
@@ -52,6 +52,8 @@ class GroupCommit(Generic[T, R]):
         self._seconds = seconds
         self._waiting: list[_Waiting[T, R]] = []
         self._running: asyncio.Task[None] | None = None
+        self._apart: dict[asyncio.Task[None], set[Hashable]] = {}
+        """What is being written by itself, beside the groups, and what it touches."""
 
     async def submit(self, item: T) -> R:
         """What ``write`` returned for the item, once it is committed. Raises the item's error, or StorageError.
@@ -60,27 +62,35 @@ class GroupCommit(Generic[T, R]):
         """
         waiting: _Waiting[T, R] = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        self._go_on()
         async with self._database.promptly(self._seconds):
             return await waiting.answer
 
+    def _go_on(self) -> None:
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
     async def _run(self) -> None:
-        """Group after group until nobody waits."""
+        """Group after group until nobody waits but for what is being written apart."""
         group: list[_Waiting[T, R]] = []
         try:
             while group := self._next_group():
-                await self._commit(group)
-        finally:
-            self._running = None
+                for waiting in await self._commit(group, wait=False):
+                    task = asyncio.create_task(self._write_apart(waiting))
+                    self._apart[task] = set(self._touches(waiting.item))
+                    task.add_done_callback(self._written_apart)
+        except BaseException:
             for waiting in [*group, *self._waiting]:
                 waiting.answer.cancel()
+            raise
+        finally:
+            self._running = None
 
     def _next_group(self) -> list[_Waiting[T, R]]:
         """Take the first that wait, as far as they touch nothing that one before them touches."""
         group: list[_Waiting[T, R]] = []
         later: list[_Waiting[T, R]] = []
-        touched: set[Hashable] = set()
+        touched: set[Hashable] = set().union(*self._apart.values())
         for waiting in self._waiting:
             if waiting.answer.done():
                 continue  # who asked has left
@@ -90,25 +100,37 @@ class GroupCommit(Generic[T, R]):
         self._waiting = later
         return group
 
-    async def _commit(self, group: Sequence[_Waiting[T, R]]) -> None:
+    async def _write_apart(self, waiting: _Waiting[T, R]) -> None:
+        try:
+            if not waiting.answer.done():
+                await self._commit([waiting], wait=True)
+        finally:
+            waiting.answer.cancel()  # nothing, where it is answered
+
+    def _written_apart(self, task: asyncio.Task[None]) -> None:
+        del self._apart[task]
+        if self._waiting:
+            self._go_on()
+
+    async def _commit(self, group: Sequence[_Waiting[T, R]], *, wait: bool) -> list[_Waiting[T, R]]:
+        """Write them in one transaction and tell each. Returns those that are to be written apart."""
         answers: Sequence[R | Exception]
         try:
             async with self._database.promptly(self._seconds), self._database.write() as session:
-                answers = await self._write(session, [waiting.item for waiting in group])
+                answers = await self._write(session, [waiting.item for waiting in group], wait)
         except StorageError as error:
             answers = [error] * len(group)
         except Exception as error:
-            # One of them is at fault, or another transaction was in the way of one: the others must not suffer.
-            answers = [error if len(group) == 1 else NotTogetherError()] * len(group)
+            if len(group) > 1:
+                return list(group)  # one of them is at fault, and the others must not suffer
+            answers = [error]
         apart = []
         for waiting, answer in zip(group, answers, strict=True):
-            if isinstance(answer, NotTogetherError) and len(group) > 1:
+            if isinstance(answer, MustWaitError) and not wait:
                 apart.append(waiting)
             elif not waiting.answer.done():
                 if isinstance(answer, Exception):
                     waiting.answer.set_exception(answer)
                 else:
                     waiting.answer.set_result(answer)
-        for waiting in apart:
-            if not waiting.answer.done():
-                await self._commit([waiting])
+        return apart

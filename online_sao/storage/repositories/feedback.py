@@ -89,15 +89,15 @@ class Target:
         return ([counting] if counting else []) + refused[-1:]
 
 
-async def targets(session: AsyncSession, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Target]:
+async def targets(session: AsyncSession, chosen: Sequence[tuple[str, int]], *, wait: bool) -> dict[tuple[str, int], Target]:
     """(completion id, choice) → it with its trajectory and scores, for those that exist.
 
-    One alone is held in any case, if need be when another transaction lets go of it. Of several none is waited for, so that no two transactions ever
+    ``wait``: until other transactions let go of them, so that all are held. Only one at a time: two transactions that each wait for several could
     wait for each other.
     """
     # A query that waits for a lock sees the locked row as it is afterwards, but rows joined to it as they were before. So: lock, then look.
     parameters = {"completion_ids": {completion for completion, _ in chosen}, "choices": {choice for _, choice in chosen}}
-    held = None if session.get_bind().dialect.name == "sqlite" else await _hold(session, parameters, wait=len(chosen) == 1)
+    held = None if session.get_bind().dialect.name == "sqlite" else await _hold(session, parameters, wait=wait)
     found: dict[int, tuple[InteractionRow, TrajectoryRow | None, list[FeedbackRow]]] = {}
     for interaction, trajectory, score in await session.execute(_TARGETS, parameters):
         _, _, scores = found.setdefault(interaction.id, (interaction, trajectory, []))

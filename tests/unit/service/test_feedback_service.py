@@ -394,16 +394,19 @@ async def test_many_scores_take_few_statements(service, database, chats) -> None
 
 @pytest.mark.only_on("postgresql")
 async def test_what_another_transaction_holds_keeps_no_other_score_waiting(service, database, chats) -> None:
-    held, free, also_free = [await chats.completed() for _ in range(3)]
+    held, free, also_free, later = [await chats.completed() for _ in range(4)]
     async with database.write() as session:
         await interactions.get(session, held.completion_id, 0, lock=True)
         tasks = [asyncio.create_task(service.submit(FeedbackSubmission(row.completion_id, 1.0))) for row in (free, held, also_free)]
-        for task in (tasks[0], tasks[2]):
-            receipt, _ = await asyncio.wait_for(task, 5)
-            assert receipt.status == ReceiptStatus.QUEUED
+        await asyncio.gather(tasks[0], tasks[2])
+        await service.submit(FeedbackSubmission(later.completion_id, 1.0))
+        again = asyncio.create_task(service.submit(FeedbackSubmission(held.completion_id, 0.5)))
+        await asyncio.sleep(0.05)
         assert not tasks[1].done()
-    receipt, created = await tasks[1]
-    assert (receipt.status, created) == (ReceiptStatus.QUEUED, True)
+        assert not again.done()
+    (first, created), (second, created_too) = await asyncio.gather(tasks[1], again)
+    assert (created, created_too) == (True, True)
+    assert (await service.get(first.id)).reason == f"replaced by {second.id}", "in the order they came"
 
 
 async def test_parallel_scores_lose_none(service, database, chats) -> None:
