@@ -48,14 +48,15 @@ def create_app(settings: Settings) -> FastAPI:
         title="Online SAO", version=__version__, lifespan=lifespan, redoc_url=None, generate_unique_id_function=lambda route: str(route.name)
     )
     api.errors.install(app)
-    app.include_router(health.router)
-    app.include_router(metrics.router)
-    for admin in (control.router, alarms.router, evaluations.router, history.router, scores.router):
-        app.include_router(admin, prefix="/admin", dependencies=[Depends(only_known_parameters)])
+    # Looked through from the first on for every request: what is asked for most comes first.
     for ours in (feedback.router, interactions.router):
         app.include_router(ours, prefix="/v1", dependencies=[Depends(only_known_parameters)])
     for openai in (chat.router, models.router):
         app.include_router(openai, prefix="/v1")
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    for admin in (control.router, alarms.router, evaluations.router, history.router, scores.router):
+        app.include_router(admin, prefix="/admin", dependencies=[Depends(only_known_parameters)])
     api.openapi.install(app, settings.policy.name)
     # A person who types the bare address wants to see something.
     app.add_api_route("/", lambda: RedirectResponse("/dashboard"), include_in_schema=False)

@@ -14,7 +14,7 @@ from online_sao.errors import InvalidRequestError
 METHODS = ("GET", "HEAD", "DELETE")
 
 
-def only_known_parameters(request: Request) -> None:
+async def only_known_parameters(request: Request) -> None:
     """A dependency of whole routers. Raises InvalidRequestError for the first parameter that the matched route does not declare.
 
     Not for the routes of OpenAI's own contract: their clients send parameters of other vendors along with every request (``api-version``, ``beta``),

@@ -18,8 +18,8 @@ from api.dependencies import Backend
 from online_sao.errors import OnlineSAOError
 from online_sao.service.chat import ChatRun
 from online_sao.service.chat_records import ChatCommand, ChoiceDone, TextDelta
-from online_sao.service.feedback import FeedbackSubmission
 from online_sao.service.receipts import Receipt
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.types import ReceiptStatus
 
 USER = "playground"

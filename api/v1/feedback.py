@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -12,14 +12,14 @@ from api.bodies import json_body, openapi_body
 from api.dependencies import BackendDependency
 from api.v1.responses import FeedbackReceipt
 from api.v1.schemas import FeedbackRequest
-from online_sao.service.feedback import FeedbackSubmission
 from online_sao.service.receipts import Receipt
+from online_sao.service.submissions import FeedbackSubmission
 
 router = APIRouter()
 
 
 def receipt_object(receipt: Receipt) -> dict[str, Any]:
-    return {**asdict(receipt), "status": receipt.status.value}
+    return {**{field.name: getattr(receipt, field.name) for field in fields(receipt)}, "status": receipt.status.value}
 
 
 @router.post(

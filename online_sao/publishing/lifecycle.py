@@ -71,10 +71,19 @@ async def move_trajectories(
         raise LifecycleError(await _explain(session, sorted(set(ids) - moved), target, claim_id))
 
 
-async def make_ready(session: Session, ids: Sequence[int], reward: float, now: float) -> None:
-    """PENDING → READY: scored."""
-    changes = {"reward": reward, "ready_at": now}
-    await move_trajectories(session, ids, TrajectoryState.READY, now=now, source=TrajectoryState.PENDING, changes=changes)
+async def make_ready(session: Session, rewards: Mapping[int, float], now: float) -> None:
+    """PENDING → READY: scored. ``rewards``: trajectory id → reward."""
+    await move_trajectories(session, list(rewards), TrajectoryState.READY, now=now, source=TrajectoryState.PENDING, changes={"ready_at": now})
+    await states.set_rewards(session, rewards)
+
+
+async def replace_rewards(session: Session, rewards: Mapping[int, float], now: float) -> None:
+    """Other scores before use: the rewards (trajectory id → reward) change, the places in the queue do not. Raises LifecycleError unless all are
+    READY."""
+    ready = await states.set_trajectories(session, list(rewards), sources=[TrajectoryState.READY], claim_id=None, values={"updated_at": now})
+    if ready != set(rewards):
+        raise LifecycleError(f"The reward of trajectory {min(set(rewards) - ready)} cannot change: it is no longer ready.")
+    await states.set_rewards(session, rewards)
 
 
 async def claim(session: Session, *, limit: int, claim_id: str, expires_at: float, now: float) -> list[int]:
@@ -136,7 +145,7 @@ async def expire_overdue(session: Session, now: float, default_reward: float | N
     if default_reward is None:
         await move_trajectories(session, ids, TrajectoryState.EXPIRED, now=now, changes={"reason": "no score before the deadline"})
     else:
-        await make_ready(session, ids, default_reward, now)
+        await make_ready(session, dict.fromkeys(ids, default_reward), now)
     return len(ids)
 
 

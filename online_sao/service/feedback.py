@@ -1,15 +1,14 @@
 """Scores: from what a client sends to a receipt. Owns the rules of which score counts; knows nothing of HTTP or of how a reward trains.
 
-A score is on disk before its receipt is returned. One transaction per score; nothing else happens inside it.
+A score is on disk before its receipt is returned. Scores that arrive while a transaction runs share the next one, in which nothing else happens;
+scores of one answer, or under one idempotency key, never do: each sees what the ones before it left.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from online_sao.config import RewardSettings, Settings
@@ -18,16 +17,17 @@ from online_sao.errors import (
     FeedbackNotFoundError,
     IdempotencyConflictError,
     InvalidRequestError,
-    InvalidScoreError,
     LifecycleError,
+    OnlineSAOError,
     StorageError,
-    UnsupportedFeatureError,
 )
 from online_sao.experience.rewards import combine
 from online_sao.publishing import lifecycle
 from online_sao.service.receipts import Receipt, derive, receipts_of
+from online_sao.service.submissions import FeedbackSubmission, Score, checked
 from online_sao.storable import unstorable
-from online_sao.storage.repositories import feedback, instances, interactions, leases, trajectories
+from online_sao.storage.group_commit import GroupCommit, MustWaitError
+from online_sao.storage.repositories import feedback, instances, interactions, leases
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.session import Database, Session
 from online_sao.storage.tables import FeedbackRow, TrajectoryRow
@@ -38,37 +38,22 @@ ANSWER_SECONDS = 30.0
 """What a score waits for a database that says nothing. A burst of scores waits for a free connection, too, and should not be refused for that."""
 NOT_WEIGHTED = "metric_not_weighted"
 _USED = frozenset({TrajectoryState.CLAIMED, TrajectoryState.TRAINED, TrajectoryState.REJECTED})
-_MAX_COMMENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackSubmission:
-    """A score as it was sent. ``value`` is the JSON value, unconverted: a string "0.7" is refused, not read."""
+class _New:
+    """A score that is recorded as ``row``."""
 
-    completion_id: str | None
-    value: object
-    choice: int = 0
-    metric: str = "score"
-    comment: str | None = None
-    idempotency_key: str | None = None
-    episode_id: str | None = None
+    target: feedback.Target
+    row: FeedbackRow
 
 
 @dataclass(frozen=True, slots=True)
-class _Score:
-    """A submission whose every field has been checked."""
+class _Repeat:
+    """A score that another stands for, by its id. ``row`` keeps the key it came under, where that is a new one."""
 
-    completion_id: str
-    choice: int
-    metric: str
-    value: float
-    comment: str | None
-    idempotency_key: str | None
-
-    @property
-    def digest(self) -> str:
-        body = [self.completion_id, self.choice, self.metric, self.value, self.comment]
-        return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    standing: str
+    row: FeedbackRow | None = None
 
 
 class FeedbackService:
@@ -81,6 +66,7 @@ class FeedbackService:
         self._settings = settings.reward
         self._clock = clock
         self._waits = waits
+        self._commits = GroupCommit(database, self._record, _touches, ANSWER_SECONDS)
 
     async def submit(self, submission: FeedbackSubmission) -> tuple[Receipt, bool]:
         """Record a score. Returns its receipt and whether a new score was recorded (False: an equal one stands already).
@@ -88,12 +74,12 @@ class FeedbackService:
         Raises CompletionNotFoundError, InvalidRequestError (choice, metric, comment, key), InvalidScoreError, IdempotencyConflictError,
         UnsupportedFeatureError for an episode, and StorageError where the score was not kept.
         """
-        score = _checked(submission, self._settings)
+        score = checked(submission, self._settings)
         try:
-            return await self._record(score)
-        except (IdempotencyConflictError, LifecycleError):
-            # The key was used, or the trajectory claimed, by a transaction that ran beside ours: on a second look that is seen.
-            return await self._record(score)
+            return await self._commits.submit(score)
+        except (IdempotencyConflictError, LifecycleError, MustWaitError):
+            # The key was used, or the answer claimed or logged, by a transaction that ran beside ours: on a second look that is seen.
+            return await self._commits.submit(score)
 
     async def get(self, feedback_id: str) -> Receipt:
         """The receipt as it stands now. Raises FeedbackNotFoundError."""
@@ -104,36 +90,53 @@ class FeedbackService:
                     return (await receipts_of(session, [row.id]))[row.id]
         raise FeedbackNotFoundError(f"There is no feedback {feedback_id[:80]!r}.", param="id")
 
-    async def _record(self, score: _Score) -> tuple[Receipt, bool]:
-        async with self._database.promptly(ANSWER_SECONDS), self._database.write() as session:
-            standing = await self._replayed(session, score)
-            if standing is None:
-                target = await feedback.target(session, score.completion_id, score.choice)
-                if target is None and self._waits(score.completion_id):
-                    raise StorageError("The completion is still on its way into the database, which was away. Send the score again.", retry_after=1)
-                if target is None:
-                    raise await _no_target(session, score)
-                row = self._row(target, score)
-                standing = await _equal(session, target, row)
-                if standing is None:
-                    return await self._store(session, target, row), True
-            return (await receipts_of(session, [standing]))[standing], False
+    async def _record(self, session: Session, scores: Sequence[Score], wait: bool) -> list[tuple[Receipt, bool] | Exception]:
+        """The receipt of each score, or why there is none. No two of them are of one answer or under one key."""
+        now = self._clock()
+        known = await feedback.by_idempotency_keys(session, [score.idempotency_key for score in scores if score.idempotency_key is not None])
+        targets = await feedback.targets(session, [(score.completion_id, score.choice) for score in scores], wait=wait)
+        decided: list[_New | _Repeat | Exception] = []
+        for score in scores:
+            earlier, target = known.get(score.idempotency_key or ""), targets.get((score.completion_id, score.choice))
+            try:
+                decided.append(_replayed(earlier, score) if earlier is not None else await self._decide(session, score, target, now))
+            except (OnlineSAOError, MustWaitError) as error:
+                decided.append(error)
+        await feedback.insert(session, [one.row for one in decided if not isinstance(one, Exception) and one.row is not None])
+        await self._count(session, [one for one in decided if isinstance(one, _New) and one.row.refused_reason is None], now)
+        receipts = await receipts_of(session, [one.standing for one in decided if isinstance(one, _Repeat)])
+        return [one if isinstance(one, Exception) else _answer(one, receipts) for one in decided]
 
-    async def _replayed(self, session: Session, score: _Score) -> str | None:
-        """The score that was answered under this idempotency key before, if any."""
-        if score.idempotency_key is None:
-            return None
-        row = await feedback.by_idempotency_key(session, score.idempotency_key)
-        if row is None:
-            return None
-        if row.body_digest != score.digest:
-            raise IdempotencyConflictError(
-                f"The idempotency key {score.idempotency_key!r} was used for another body. Use a new key for a new score.", param="idempotency_key"
-            )
-        return row.superseded_by if row.refused_reason == feedback.DUPLICATE else row.id
+    async def _decide(self, session: Session, score: Score, target: feedback.Target | None, now: float) -> _New | _Repeat:
+        if target is None and self._waits(score.completion_id):
+            raise StorageError("The completion is still on its way into the database, which was away. Send the score again.", retry_after=1)
+        if target is None:
+            raise await _no_target(session, score)
+        if not target.held:
+            raise MustWaitError
+        row = self._row(target, score, now)
+        for standing in target.standing(row.metric):
+            if standing.value == row.value and row.comment in (None, standing.comment):
+                if row.idempotency_key is None:
+                    return _Repeat(standing.id)
+                row.refused_reason, row.superseded_by = feedback.DUPLICATE, standing.id
+                return _Repeat(standing.id, row)
+        return _New(target, row)
 
-    def _row(self, target: feedback.Target, score: _Score) -> FeedbackRow:
-        trajectory = target.trajectory
+    async def _count(self, session: Session, new: Sequence[_New], now: float) -> None:
+        """Each takes the place of the score of its metric before it, and its answer gets the reward of the scores it has now."""
+        replaced = {}
+        scored = []
+        for one in new:
+            current = one.target.current
+            if one.row.metric in current:
+                replaced[current[one.row.metric].id] = one.row.id
+            if one.target.trajectory is not None:
+                scored.append((one.target.trajectory, [*({**current, one.row.metric: one.row}).values()]))
+        await feedback.supersede(session, replaced)
+        await _reward(session, scored, self._settings, now)
+
+    def _row(self, target: feedback.Target, score: Score, now: float) -> FeedbackRow:
         return FeedbackRow(
             id=f"fb-{uuid.uuid4().hex}",
             interaction_id=target.interaction.id,
@@ -144,35 +147,35 @@ class FeedbackService:
             idempotency_key=score.idempotency_key,
             body_digest=score.digest,
             superseded_by=None,
-            refused_reason=self._refusal(score, trajectory),
-            created_at=self._clock(),
+            refused_reason=self._refusal(score, target.trajectory),
+            created_at=now,
         )
 
-    def _refusal(self, score: _Score, trajectory: TrajectoryRow | None) -> str | None:
+    def _refusal(self, score: Score, trajectory: TrajectoryRow | None) -> str | None:
         if not self._settings.metric_weights.get(score.metric):
             return NOT_WEIGHTED
         return ALREADY_USED if trajectory is not None and trajectory.state in _USED else None
 
-    async def _store(self, session: Session, target: feedback.Target, row: FeedbackRow) -> Receipt:
-        await feedback.insert(session, row)
-        if row.refused_reason is None:
-            current = target.current
-            if row.metric in current:
-                await feedback.supersede(session, current[row.metric].id, by=row.id)
-            if target.trajectory is not None:
-                await _reward(session, target.trajectory, [*({**current, row.metric: row}).values()], self._settings, row.created_at)
-        return derive(ReceiptRows(row, target.interaction, target.trajectory))
+
+def _answer(decided: _New | _Repeat, standing: Mapping[str, Receipt]) -> tuple[Receipt, bool]:
+    if isinstance(decided, _Repeat):
+        return standing[decided.standing], False
+    return derive(ReceiptRows(decided.row, decided.target.interaction, decided.target.trajectory)), True
 
 
-async def _equal(session: Session, target: feedback.Target, row: FeedbackRow) -> str | None:
-    """The score that ``row`` only repeats, if there is one. The key it came under is kept."""
-    for standing in target.standing(row.metric):
-        if standing.value == row.value and row.comment in (None, standing.comment):
-            if row.idempotency_key is not None:
-                row.refused_reason, row.superseded_by = feedback.DUPLICATE, standing.id
-                await feedback.insert(session, row)
-            return standing.id
-    return None
+def _touches(score: Score) -> list[Hashable]:
+    """What scores that share a transaction may not have in common."""
+    answer: Hashable = (score.completion_id, score.choice)
+    return [answer] if score.idempotency_key is None else [answer, score.idempotency_key]
+
+
+def _replayed(earlier: FeedbackRow, score: Score) -> _Repeat:
+    """What was answered under the score's idempotency key before."""
+    if earlier.body_digest != score.digest:
+        raise IdempotencyConflictError(
+            f"The idempotency key {score.idempotency_key!r} was used for another body. Use a new key for a new score.", param="idempotency_key"
+        )
+    return _Repeat((earlier.superseded_by if earlier.refused_reason == feedback.DUPLICATE else None) or earlier.id)
 
 
 async def apply_scores(session: Session, trajectory: TrajectoryRow, settings: RewardSettings, now: float) -> None:
@@ -181,25 +184,28 @@ async def apply_scores(session: Session, trajectory: TrajectoryRow, settings: Re
     Part of the transaction that completes an interaction: a score may have come before its trajectory existed. Nothing happens where the
     trajectory cannot train, or where no score carries weight.
     """
-    await _reward(session, trajectory, [*(await feedback.current(session, trajectory.interaction_id)).values()], settings, now)
+    await _reward(session, [(trajectory, [*(await feedback.current(session, trajectory.interaction_id)).values()])], settings, now)
 
 
-async def _reward(session: Session, trajectory: TrajectoryRow, scores: list[FeedbackRow], settings: RewardSettings, now: float) -> None:
-    """PENDING → READY, or another reward while READY; nothing in any other state."""
-    if trajectory.state not in (TrajectoryState.PENDING, TrajectoryState.READY):
-        return
-    # A score given while the configured range was wider counts as the nearest end of today's.
+async def _reward(session: Session, scored: Sequence[tuple[TrajectoryRow, Sequence[FeedbackRow]]], settings: RewardSettings, now: float) -> None:
+    """PENDING → READY, or another reward while READY; nothing in any other state. ``scored``: trajectories with the scores that count."""
+    ready: dict[int, float] = {}
+    changed: dict[int, float] = {}
     low, high = settings.score_min, settings.score_max
-    reward = combine([Feedback(row.metric, min(max(row.value, low), high)) for row in scores], settings.metric_weights, low, high)
-    if reward is None:
-        return
-    if trajectory.state == TrajectoryState.PENDING:
-        await lifecycle.make_ready(session, [trajectory.id], reward, now)
-    elif reward != trajectory.reward:
-        await trajectories.replace_reward(session, trajectory.id, reward, now)
+    for trajectory, scores in scored:
+        # A score given while the configured range was wider counts as the nearest end of today's.
+        reward = combine([Feedback(row.metric, min(max(row.value, low), high)) for row in scores], settings.metric_weights, low, high)
+        if reward is None:
+            continue
+        if trajectory.state == TrajectoryState.PENDING:
+            ready[trajectory.id] = reward
+        elif trajectory.state == TrajectoryState.READY and reward != trajectory.reward:
+            changed[trajectory.id] = reward
+    await lifecycle.make_ready(session, ready, now)
+    await lifecycle.replace_rewards(session, changed, now)
 
 
-async def _no_target(session: Session, score: _Score) -> InvalidRequestError | CompletionNotFoundError | StorageError:
+async def _no_target(session: Session, score: Score) -> InvalidRequestError | CompletionNotFoundError | StorageError:
     choices = len(await interactions.by_completion(session, score.completion_id))
     if not choices and await instances.others_may_hold_more(session, await leases.database_clock(session)):
         return StorageError("The completion may still be in another server's spool: the database was away. Send the score again.", retry_after=2)
@@ -207,49 +213,3 @@ async def _no_target(session: Session, score: _Score) -> InvalidRequestError | C
         return CompletionNotFoundError(f"There is no completion {score.completion_id[:80]!r}.", param="completion_id")
     numbers = "choice 0" if choices == 1 else f"choices 0 to {choices - 1}"
     return InvalidRequestError(f"Completion {score.completion_id} has {choices} ({numbers}); there is no choice {score.choice}.", param="choice")
-
-
-def _checked(submission: FeedbackSubmission, settings: RewardSettings) -> _Score:
-    if submission.episode_id is not None:
-        raise UnsupportedFeatureError("Episodes cannot be scored yet: score each completion by its completion_id.", param="episode_id")
-    if not submission.completion_id:
-        raise InvalidRequestError("Name the completion that is scored: completion_id is missing.", param="completion_id")
-    if unstorable(submission.completion_id) is not None:
-        raise CompletionNotFoundError("There is no such completion.", param="completion_id")
-    return _Score(
-        completion_id=submission.completion_id,
-        choice=submission.choice,
-        metric=_text(submission.metric, "metric", 64) or "",
-        value=_score_value(submission.value, settings),
-        comment=_text(submission.comment, "comment", _MAX_COMMENT),
-        idempotency_key=_text(submission.idempotency_key, "idempotency_key", 256),
-    )
-
-
-def _score_value(value: object, settings: RewardSettings) -> float:
-    low, high = settings.score_min, settings.score_max
-    if isinstance(value, bool):
-        return high if value else low
-    # NaN fails every comparison, infinities and integers too large for a float fail this one.
-    if isinstance(value, (int, float)) and low <= value <= high:
-        return float(value)
-    raise InvalidScoreError(f"value must be a number from {low:g} to {high:g}, or true or false, not {_shown(value)}.", param="value")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return f"the string {value[:40]!r}"
-    if isinstance(value, (int, float)):
-        # repr of a very long integer raises.
-        return repr(value) if abs(value) < 1e100 or isinstance(value, float) else "an integer of more than 100 digits"
-    return "an array" if isinstance(value, list) else "an object"
-
-
-def _text(text: str | None, param: str, limit: int) -> str | None:
-    if text is None:
-        return None
-    if not (text or param == "comment") or len(text) > limit or unstorable(text) is not None:
-        raise InvalidRequestError(f"{param} must be 1 to {limit} characters of text, without NUL or lone surrogates.", param=param)
-    return text or None

@@ -33,11 +33,12 @@ class ScoreRollup:
             oldest = await score_rollups.oldest_generating(session)
             end = self._clock() - SETTLED_SECONDS if oldest is None else min(oldest, self._clock() - SETTLED_SECONDS)
             mark = await score_rollups.mark(session)
-            anew = mark is None or await score_rollups.rows_before(session, mark.settled_at) != mark.rows
+            anew = mark is None or await score_rollups.rows_between(session, None, mark.settled_at) != mark.rows
             if mark is not None and not anew and end <= mark.settled_at:
                 return
-            changes = await score_rollups.change(session, None if anew or mark is None else mark.settled_at, end)
-            rows = await score_rollups.rows_before(session, end)
+            start, rows = (None, 0) if anew or mark is None else (mark.settled_at, mark.rows)
+            changes = await score_rollups.change(session, start, end)
+            rows += await score_rollups.rows_between(session, start, end)
         async with self._database.write() as session:
             # One process at a time leads and does this; if another takes over amid it, the mark tells.
             if await score_rollups.mark(session) == mark:

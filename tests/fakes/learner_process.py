@@ -182,7 +182,7 @@ class LearnerHome:
         completion = Completion(tuple(tokens), tuple(logprobs), (VersionSpan(0, TOKENS, 0),), "hi", "length")
         done = await interactions.complete(session, row, completion, status=InteractionStatus.COMPLETED, now=now, first_token_at=now)
         trajectory = await trajectories.create(session, done, now=now, deadline_at=now + 3600)
-        await lifecycle.make_ready(session, [trajectory.id], reward, now)
+        await lifecycle.make_ready(session, {trajectory.id: reward}, now)
         for name, value in overwrite.items():
             setattr(trajectory if name == "reward" else done, name, value)
         await session.flush()

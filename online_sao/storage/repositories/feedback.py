@@ -6,10 +6,12 @@ The current score of an interaction and metric is the one row that is neither su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import and_, bindparam, select, update
+from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import load_only
@@ -22,14 +24,21 @@ DUPLICATE = "duplicate"
 """``refused_reason`` of a row that repeats the current score under an idempotency key of its own. It exists so that the key is recognised
 later; the score it repeats (``superseded_by``) stands for it everywhere else."""
 
+_TABLE = FeedbackRow.metadata.tables[FeedbackRow.__tablename__]
+_INSERT = insert_into(_TABLE)
 
-async def insert(session: AsyncSession, row: FeedbackRow) -> None:
-    """Raises IdempotencyConflictError if another transaction has just used the same key: leave this one, and look at what it wrote."""
-    session.add(row)
+
+async def insert(session: AsyncSession, rows: Sequence[FeedbackRow]) -> None:
+    """Raises IdempotencyConflictError if another transaction has just used one of their keys: leave this one, and look at what it wrote."""
+    if not rows:
+        return
+    # By key: two transactions with the same keys must not each wait for the other.
+    rows = sorted(rows, key=lambda row: row.idempotency_key or "")
     try:
-        await session.flush()
+        await session.execute(_INSERT, [{column.key: getattr(row, column.key) for column in _TABLE.c} for row in rows])
     except IntegrityError as error:
-        raise IdempotencyConflictError(f"The idempotency key {row.idempotency_key!r} has just been used.") from error
+        keys = ", ".join(repr(row.idempotency_key) for row in rows)
+        raise IdempotencyConflictError(f"The idempotency key {keys} has just been used.") from error
 
 
 async def by_id(session: AsyncSession, feedback_id: str) -> FeedbackRow | None:
@@ -38,29 +47,36 @@ async def by_id(session: AsyncSession, feedback_id: str) -> FeedbackRow | None:
     return await _standing(session, row)
 
 
-async def by_idempotency_key(session: AsyncSession, key: str) -> FeedbackRow | None:
-    """The row written under ``key``, which may be a duplicate: its ``body_digest`` is that of the key's own body."""
-    return (await session.scalars(select(FeedbackRow).where(FeedbackRow.idempotency_key == key))).one_or_none()
+async def by_idempotency_keys(session: AsyncSession, keys: Sequence[str]) -> dict[str, FeedbackRow]:
+    """key → the row written under it, which may be a duplicate: its ``body_digest`` is that of the key's own body."""
+    if not keys:
+        return {}
+    found = await session.scalars(select(FeedbackRow).where(FeedbackRow.idempotency_key.in_(keys)))
+    return {row.idempotency_key: row for row in found if row.idempotency_key is not None}
 
 
-# Built once: putting it together costs as much as running it.
-_TARGET = (
+# Built once: putting it together costs as much as running it. Not pairs, which SQLite looks for in the whole table.
+_CHOSEN = and_(
+    InteractionRow.completion_id.in_(bindparam("completion_ids", expanding=True)), InteractionRow.choice.in_(bindparam("choices", expanding=True))
+)
+_TARGETS = (
     select(InteractionRow, TrajectoryRow, FeedbackRow)
     .options(load_only(*WITHOUT_CONTENT))
     .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == InteractionRow.id)
     .outerjoin(FeedbackRow, and_(FeedbackRow.interaction_id == InteractionRow.id, FeedbackRow.superseded_by.is_(None)))
-    .where(InteractionRow.completion_id == bindparam("completion_id"), InteractionRow.choice == bindparam("choice"))
+    .where(_CHOSEN)
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a score is given to. ``interaction`` carries no content columns; ``scores`` are the metric's and every other's, oldest first, without
-    those superseded and without duplicates."""
+    those superseded and without duplicates. ``held``: no other transaction changes them before this one ends."""
 
     interaction: InteractionRow
     trajectory: TrajectoryRow | None
     scores: tuple[FeedbackRow, ...]
+    held: bool
 
     @property
     def current(self) -> dict[str, FeedbackRow]:
@@ -73,20 +89,33 @@ class Target:
         return ([counting] if counting else []) + refused[-1:]
 
 
-async def target(session: AsyncSession, completion_id: str, choice: int) -> Target | None:
-    """One choice of a completion with its trajectory and scores, held until the transaction ends."""
-    chosen = (InteractionRow.completion_id == completion_id, InteractionRow.choice == choice)
-    if session.get_bind().dialect.name != "sqlite":
-        # A query that waits for a lock sees the locked row as it is afterwards, but rows joined to it as they were before. So: lock, then look.
-        await session.execute(select(InteractionRow.id).where(*chosen).with_for_update())
-        await session.execute(
-            select(TrajectoryRow.id).join(InteractionRow, InteractionRow.id == TrajectoryRow.interaction_id).where(*chosen).with_for_update()
+async def targets(session: AsyncSession, chosen: Sequence[tuple[str, int]], *, wait: bool) -> dict[tuple[str, int], Target]:
+    """(completion id, choice) → it with its trajectory and scores, for those that exist.
+
+    ``wait``: until other transactions let go of them, so that all are held. Only one at a time: two transactions that each wait for several could
+    wait for each other.
+    """
+    # A query that waits for a lock sees the locked row as it is afterwards, but rows joined to it as they were before. So: lock, then look.
+    parameters = {"completion_ids": {completion for completion, _ in chosen}, "choices": {choice for _, choice in chosen}}
+    held = None if session.get_bind().dialect.name == "sqlite" else await _hold(session, parameters, wait=wait)
+    found: dict[int, tuple[InteractionRow, TrajectoryRow | None, list[FeedbackRow]]] = {}
+    for interaction, trajectory, score in await session.execute(_TARGETS, parameters):
+        _, _, scores = found.setdefault(interaction.id, (interaction, trajectory, []))
+        if score is not None:
+            scores.append(score)
+    return {
+        (row.completion_id, row.choice): Target(
+            row, trajectory, tuple(sorted(scores, key=lambda score: score.created_at)), held is None or (row.id, trajectory is not None) in held
         )
-    found = (await session.execute(_TARGET, {"completion_id": completion_id, "choice": choice})).all()
-    if not found:
-        return None
-    scores = sorted((row for _, _, row in found if row is not None), key=lambda row: row.created_at)
-    return Target(found[0][0], found[0][1], tuple(scores))
+        for row, trajectory, scores in found.values()
+    }
+
+
+async def _hold(session: AsyncSession, parameters: Mapping[str, Any], *, wait: bool) -> set[tuple[int, bool]]:
+    """(interaction id, whether its trajectory too) of what this transaction has locked. ``wait`` False: without what another one holds."""
+    ids = (await session.scalars(select(InteractionRow.id).where(_CHOSEN).with_for_update(skip_locked=not wait), parameters)).all()
+    theirs = select(TrajectoryRow.interaction_id).where(TrajectoryRow.interaction_id.in_(ids)).with_for_update(skip_locked=not wait)
+    return {(id_, False) for id_ in ids} | {(id_, True) for id_ in await session.scalars(theirs)}
 
 
 async def current(session: AsyncSession, interaction_id: int) -> dict[str, FeedbackRow]:
@@ -97,8 +126,10 @@ async def current(session: AsyncSession, interaction_id: int) -> dict[str, Feedb
     return {row.metric: row for row in await session.scalars(query)}
 
 
-async def supersede(session: AsyncSession, feedback_id: str, *, by: str) -> None:
-    await session.execute(update(FeedbackRow).where(FeedbackRow.id == feedback_id).values(superseded_by=by))
+async def supersede(session: AsyncSession, replaced: Mapping[str, str]) -> None:
+    """Id of a score → id of the one that takes its place."""
+    if replaced:
+        await session.execute(update(FeedbackRow), [{"id": old, "superseded_by": new} for old, new in replaced.items()])
 
 
 async def list_for_interactions(session: AsyncSession, interaction_ids: Sequence[int]) -> dict[int, list[FeedbackRow]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, case, func, literal, not_, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, case, exists, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
@@ -19,35 +19,32 @@ from online_sao.types import UNUSED_STATES, InteractionStatus, ReceiptStatus, Tr
 
 def scored_with(status: ReceiptStatus) -> ColumnElement[bool]:
     """Interactions with a score whose receipt has this status now."""
-    answer = aliased(InteractionRow)
-    return InteractionRow.id.in_(_scores(FeedbackRow.interaction_id, answer).where(_receipt_is(status, answer)))
+    return InteractionRow.id.in_(_scores(FeedbackRow.interaction_id).where(_receipt_is(status)))
 
 
 async def scores_by_receipt(session: AsyncSession, since: float) -> dict[ReceiptStatus, int]:
     """How many of the scores given since then have which receipt now. Every status is a key; what only repeated a score is none of them."""
-    answer = aliased(InteractionRow)
-    status = case(*((_receipt_is(status, answer), status.value) for status in ReceiptStatus))
-    found = _scores(status.label("status"), answer).where(FeedbackRow.created_at >= since).subquery()
+    status = case(*((_receipt_is(status), status.value) for status in ReceiptStatus))
+    found = _scores(status.label("status")).where(FeedbackRow.created_at >= since).subquery()
     counted = await session.execute(select(found.c.status, func.count()).where(found.c.status.is_not(None)).group_by(found.c.status))
     return dict.fromkeys(ReceiptStatus, 0) | {ReceiptStatus(value): count for value, count in counted}
 
 
-def _scores(column: ColumnElement[Any] | InstrumentedAttribute[Any], answer: type[InteractionRow]) -> Select[Any]:
-    """One column of every score, with all that its receipt depends on joined to it."""
+def _scores(column: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Select[Any]:
+    """One column of every score, with what its receipt depends on joined to it; not the answer, whose row is large and seldom asked."""
     return (
         select(column)
         .select_from(FeedbackRow)
-        .join(answer, answer.id == FeedbackRow.interaction_id)
         .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == FeedbackRow.interaction_id)
         .outerjoin(UpdateRow, UpdateRow.update_number == TrajectoryRow.update_number)
         .outerjoin(PolicyVersionRow, PolicyVersionRow.version == UpdateRow.policy_version)
     )
 
 
-def _receipt_is(status: ReceiptStatus, answer: type[InteractionRow]) -> ColumnElement[bool]:
+def _receipt_is(status: ReceiptStatus) -> ColumnElement[bool]:
     counts = FeedbackRow.refused_reason.is_(None)
     standing = and_(counts, FeedbackRow.superseded_by.is_(None))
-    unwritten = _unwritten(answer)
+    unwritten = _unwritten()
     no_trajectory = TrajectoryRow.id.is_(None)
     if status is ReceiptStatus.SUPERSEDED:
         return and_(counts, FeedbackRow.superseded_by.is_not(None))
@@ -126,25 +123,31 @@ def without_effect() -> ColumnElement[bool]:
 async def scores_without_effect(session: AsyncSession, since: float) -> Sequence[tuple[TrajectoryState | None, str | None, int]]:
     """(state of the answer, reason, how many) of the scores given since then that have not moved the policy and never will; state None: they could
     not count when they came, whatever became of their answers."""
-    refused = select(FeedbackRow.refused_reason, func.count()).where(_REFUSED, FeedbackRow.created_at >= since).group_by(FeedbackRow.refused_reason)
-    found: list[tuple[TrajectoryState | None, str | None, int]] = [(None, reason, count) for reason, count in (await session.execute(refused)).all()]
-    wasted = (
-        select(TrajectoryRow.state, TrajectoryRow.reason, func.count())
+    refused = FeedbackRow.refused_reason.is_not(None)
+    state = case((not_(refused), TrajectoryRow.state))
+    reason = case((refused, FeedbackRow.refused_reason), else_=TrajectoryRow.reason)
+    never = or_(_in(*UNUSED_STATES), and_(TrajectoryRow.id.is_(None), not_(_unwritten())))
+    # One look at each score: there may be hundreds of thousands.
+    query = (
+        select(refused, state, reason, func.count())
         .select_from(FeedbackRow)
-        .join(InteractionRow, InteractionRow.id == FeedbackRow.interaction_id)
         .outerjoin(TrajectoryRow, TrajectoryRow.interaction_id == FeedbackRow.interaction_id)
-        .where(FeedbackRow.refused_reason.is_(None), FeedbackRow.superseded_by.is_(None), FeedbackRow.created_at >= since)
-        .where(or_(_in(*UNUSED_STATES), and_(TrajectoryRow.id.is_(None), not_(_unwritten(InteractionRow)))))
-        .group_by(TrajectoryRow.state, TrajectoryRow.reason)
+        .where(FeedbackRow.created_at >= since)
+        .where(or_(_REFUSED, and_(not_(refused), FeedbackRow.superseded_by.is_(None), never)))
+        .group_by(refused, state, reason)
     )
-    for state, reason, count in (await session.execute(wasted)).all():
-        found.append((TrajectoryState.NOT_TRAINABLE if state is None else TrajectoryState(state), reason, count))
-    return found
+    return [
+        (None if at_once else TrajectoryState(ended or TrajectoryState.NOT_TRAINABLE), why, count)
+        for at_once, ended, why, count in (await session.execute(query)).all()
+    ]
 
 
-def _unwritten(answer: type[InteractionRow]) -> ColumnElement[bool]:
-    """It is still being generated, so its training side is not there yet."""
-    return and_(answer.stored, answer.erased_at.is_(None), answer.status == InteractionStatus.GENERATING)
+def _unwritten() -> ColumnElement[bool]:
+    """The scored answer is still being generated, so its training side is not there yet."""
+    answer = aliased(InteractionRow)
+    return exists().where(
+        answer.id == FeedbackRow.interaction_id, answer.stored, answer.erased_at.is_(None), answer.status == InteractionStatus.GENERATING
+    )
 
 
 _REFUSED = and_(FeedbackRow.refused_reason.is_not(None), FeedbackRow.refused_reason != DUPLICATE)

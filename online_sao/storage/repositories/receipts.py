@@ -31,6 +31,8 @@ class ReceiptRows:
 
 async def load(session: AsyncSession, feedback_ids: Sequence[str]) -> list[ReceiptRows]:
     """One for each of the ids that exists, in no particular order."""
+    if not feedback_ids:
+        return []
     replacement = aliased(FeedbackRow)
     query = (
         select(FeedbackRow, InteractionRow, TrajectoryRow, UpdateRow, PolicyVersionRow, replacement)

@@ -73,9 +73,10 @@ async def mark(session: AsyncSession) -> Mark | None:
     return None if row is None else Mark(row.settled_at, row.rows)
 
 
-async def rows_before(session: AsyncSession, at: float) -> int:
-    """Rows of feedback created before ``at``, counting or not. If this is not what the mark says, the past has changed and the sums are void."""
-    return (await session.scalar(select(func.count()).select_from(FeedbackRow).where(FeedbackRow.created_at < at))) or 0
+async def rows_between(session: AsyncSession, start: float | None, end: float) -> int:
+    """Rows of feedback created in [start, end), counting or not; None: from the beginning. If that is not what the mark says, the past has changed
+    and the sums are void."""
+    return (await session.scalar(select(func.count()).select_from(FeedbackRow).where(_within(FeedbackRow.created_at, start, end)))) or 0
 
 
 async def oldest_generating(session: AsyncSession) -> float | None:

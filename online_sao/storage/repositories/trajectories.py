@@ -88,14 +88,6 @@ async def by_interactions(session: AsyncSession, interaction_ids: Sequence[int],
     return found
 
 
-async def replace_reward(session: AsyncSession, trajectory_id: int, reward: float, now: float) -> None:
-    """Another score before use: the reward changes, the place in the queue does not. Raises LifecycleError unless the trajectory is READY."""
-    query = update(TrajectoryRow).where(TrajectoryRow.id == trajectory_id, TrajectoryRow.state == TrajectoryState.READY)
-    moved = await session.scalars(query.values(reward=reward, updated_at=now).returning(TrajectoryRow.id))
-    if not moved.all():
-        raise LifecycleError(f"The reward of trajectory {trajectory_id} cannot change: it is no longer ready.")
-
-
 async def claimable(session: AsyncSession, limit: int) -> Sequence[int]:
     """Ids of READY trajectories, longest waiting first, locked for this transaction; rows another one holds are passed over."""
     query = (

@@ -8,8 +8,9 @@ from sqlalchemy import func, select
 from online_sao.benchmarks import stored_rows
 from online_sao.config import Settings
 from online_sao.errors import ConfigurationError
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
 from online_sao.service.status import StatusService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import policies
 from online_sao.storage.tables import FeedbackRow, InteractionRow, TrajectoryRow
 

@@ -139,15 +139,40 @@ async def test_a_batch_moves_whole_or_not_at_all(database, chats) -> None:
     await force(database, rows[1].id, T.TRAINED)
     with pytest.raises(LifecycleError, match=f"Trajectory {rows[1].id} is trained"):
         async with database.write() as session:
-            await lifecycle.make_ready(session, [row.id for row in rows], 1.0, 5.0)
+            await lifecycle.make_ready(session, dict.fromkeys([row.id for row in rows], 1.0), 5.0)
     assert [(await reload(database, row.id)).state for row in rows] == [T.PENDING, T.TRAINED, T.PENDING]
+
+
+async def test_rewards_change_while_ready_and_the_queue_stays(database, chats) -> None:
+    rows = [await trajectory(database, chats) for _ in range(3)]
+    async with database.write() as session:
+        await lifecycle.make_ready(session, {rows[0].id: 0.5, rows[1].id: -0.25}, 5.0)
+    async with database.write() as session:
+        await lifecycle.replace_rewards(session, {rows[0].id: -1.0, rows[1].id: 1.0}, 6.0)
+    found = [await reload(database, row.id) for row in rows]
+    assert [(row.state, row.reward, row.ready_at, row.updated_at) for row in found[:2]] == [(T.READY, -1.0, 5.0, 6.0), (T.READY, 1.0, 5.0, 6.0)]
+    assert (found[2].state, found[2].reward) == (T.PENDING, None)
+    with pytest.raises(LifecycleError, match=f"trajectory {rows[2].id} cannot change: it is no longer ready"):
+        async with database.write() as session:
+            await lifecycle.replace_rewards(session, {rows[0].id: 0.5, rows[2].id: 0.5}, 7.0)
+    assert (await reload(database, rows[0].id)).reward == -1.0
+
+
+async def test_a_row_that_was_read_before_shows_what_was_written(database, chats) -> None:
+    row = await trajectory(database, chats)
+    async with database.write() as session:
+        read = await trajectories.get(session, row.id)
+        await lifecycle.make_ready(session, {row.id: 0.5}, 5.0)
+        assert (read.state, read.reward, read.ready_at, read.updated_at) == (T.READY, 0.5, 5.0, 5.0)
+    found = await reload(database, row.id)
+    assert (found.state, found.reward, found.ready_at, found.updated_at) == (T.READY, 0.5, 5.0, 5.0)
 
 
 async def test_more_rows_than_one_statement_takes(database, chats) -> None:
     await chats.bulk(1203)
     async with database.write() as session:
         ids = list(await session.scalars(select(TrajectoryRow.id)))
-        await lifecycle.make_ready(session, ids, 0.5, 5.0)
+        await lifecycle.make_ready(session, dict.fromkeys(ids, 0.5), 5.0)
     async with database.read() as session:
         assert (await trajectories.counts_by_state(session))[T.READY] == 1203
 
@@ -156,7 +181,7 @@ async def test_claims_take_the_longest_waiting_first(database, chats) -> None:
     rows = [await trajectory(database, chats) for _ in range(4)]
     async with database.write() as session:
         for row, ready_at in zip(rows, (30.0, 10.0, 40.0, 20.0), strict=True):
-            await lifecycle.make_ready(session, [row.id], 0.5, ready_at)
+            await lifecycle.make_ready(session, {row.id: 0.5}, ready_at)
         assert await trajectories.queue(session) == trajectories.Queue(4, 10.0)
     async with database.write() as session:
         first = await lifecycle.claim(session, limit=2, claim_id="a", expires_at=100.0, now=50.0)
@@ -177,7 +202,7 @@ async def test_claims_take_the_longest_waiting_first(database, chats) -> None:
 async def test_a_claim_is_renewed_whole_or_lost(database, chats) -> None:
     rows = [await trajectory(database, chats) for _ in range(2)]
     async with database.write() as session:
-        await lifecycle.make_ready(session, [row.id for row in rows], 0.5, 1.0)
+        await lifecycle.make_ready(session, dict.fromkeys([row.id for row in rows], 0.5), 1.0)
         await lifecycle.claim(session, limit=2, claim_id="a", expires_at=100.0, now=2.0)
         await trajectories.renew_claim(session, "a", expected=2, expires_at=200.0)
     assert (await reload(database, rows[0].id)).claim_expires_at == 200.0
@@ -198,7 +223,7 @@ async def test_training_marks_only_its_own_claim(database, chats) -> None:
     row = await trajectory(database, chats)
     await add_update(database, 1, "a")
     async with database.write() as session:
-        await lifecycle.make_ready(session, [row.id], 0.5, 1.0)
+        await lifecycle.make_ready(session, {row.id: 0.5}, 1.0)
         await lifecycle.claim(session, limit=1, claim_id="a", expires_at=100.0, now=2.0)
     trained = [lifecycle.TrainedTrajectory(row.id, reward=0.25, policy_lag=3, masked_fraction=0.125)]
     with pytest.raises(LifecycleError, match="under claim a, not b, and cannot become trained"):
@@ -215,7 +240,7 @@ async def test_recovery_takes_what_lapsed_and_leaves_what_expired(database, chat
     ids = [row.id for row in rows]
     await add_update(database, 1, "a")
     async with database.write() as session:
-        await lifecycle.make_ready(session, ids, 0.5, 1.0)
+        await lifecycle.make_ready(session, dict.fromkeys(ids, 0.5), 1.0)
         await lifecycle.claim(session, limit=4, claim_id="a", expires_at=100.0, now=2.0)
     await force(database, ids[1], T.READY, claim_id=None)
     await force(database, ids[2], T.EXPIRED, claim_id=None)
@@ -231,7 +256,7 @@ async def test_rejection_keeps_the_reason(database, chats) -> None:
     row = await trajectory(database, chats)
     await add_update(database, 1, "a")
     async with database.write() as session:
-        await lifecycle.make_ready(session, [row.id], 0.5, 1.0)
+        await lifecycle.make_ready(session, {row.id: 0.5}, 1.0)
         ids = await lifecycle.claim(session, limit=1, claim_id="a", expires_at=100.0, now=2.0)
         await lifecycle.reject(session, ids, claim_id="a", update_number=1, reason="masked_fraction 0.95 > 0.9", now=3.0)
     after = await reload(database, row.id)
@@ -252,7 +277,7 @@ async def test_deadlines(database, chats, default_reward, state) -> None:
 async def test_lapsed_claims_return_unless_the_learner_lives(database, chats) -> None:
     lapsed, held = await trajectory(database, chats), await trajectory(database, chats)
     async with database.write() as session:
-        await lifecycle.make_ready(session, [lapsed.id, held.id], 0.5, 1.0)
+        await lifecycle.make_ready(session, dict.fromkeys([lapsed.id, held.id], 0.5), 1.0)
         await lifecycle.claim(session, limit=1, claim_id="a", expires_at=10.0, now=2.0)
         await lifecycle.claim(session, limit=1, claim_id="b", expires_at=1000.0, now=2.0)
         owner = leases.new_owner()
@@ -270,7 +295,7 @@ async def test_lag_is_counted_along_the_lineage(database, chats) -> None:
         await add_version(database, version, parent=parent)
     rows = {version: await trajectory(database, chats, policy_version=version) for version in range(5)}
     async with database.write() as session:
-        await lifecycle.make_ready(session, [row.id for row in rows.values()], 0.5, 1.0)
+        await lifecycle.make_ready(session, dict.fromkeys([row.id for row in rows.values()], 0.5), 1.0)
         assert await policies.lags(session, 4) == {4: 0, 1: 1, 0: 2}
         assert await policies.lags(session, 3, limit=2) == {3: 0, 2: 1, 1: 2}
         assert await lifecycle.expire_lagging(session, head_version=4, max_policy_lag=1, now=5.0) == 3

@@ -49,7 +49,7 @@ async def logged(database, chats, *versions: int, ready: bool = True):
         done = await chats.complete(session, row, completion, now=2.0)
         trajectory = await trajectories.create(session, done, now=2.0, deadline_at=9e9)
         if ready:
-            await lifecycle.make_ready(session, [trajectory.id], 1.0, 2.0)
+            await lifecycle.make_ready(session, {trajectory.id: 1.0}, 2.0)
     return trajectory
 
 
@@ -188,7 +188,7 @@ async def trained(database, chats, version: int) -> str:
         score = FeedbackRow(id=f"fb-{version}", interaction_id=row.id, metric="score", value=1.0, body_digest="d", created_at=1.0)
         session.add(score)
         trajectory = await trajectories.by_interaction(session, row.id)
-        await lifecycle.make_ready(session, [trajectory.id], 1.0, 1.0)
+        await lifecycle.make_ready(session, {trajectory.id: 1.0}, 1.0)
         await lifecycle.claim(session, limit=1, claim_id=f"c{version}", expires_at=9e9, now=1.0)
         used = [lifecycle.TrainedTrajectory(trajectory.id, 1.0, 0, 0.0)]
         await lifecycle.finish_trained(session, used, claim_id=f"c{version}", update_number=version, now=1.0)

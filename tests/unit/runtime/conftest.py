@@ -66,7 +66,7 @@ class Stand:
             async with self.database.write() as session:
                 (await session.get_one(interactions.InteractionRow, row.id)).behavior_logprobs = logprobs
                 trajectory = await trajectories.by_interaction(session, row.id)
-                await lifecycle.make_ready(session, [trajectory.id], 1.0 if number % 2 else -1.0, time.time())
+                await lifecycle.make_ready(session, {trajectory.id: 1.0 if number % 2 else -1.0}, time.time())
             ids.append(trajectory.id)
         return ids
 

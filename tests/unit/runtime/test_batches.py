@@ -33,7 +33,7 @@ async def scored(chats, database, count: int, *, reward: float = 1.0, policy_ver
         row = await chats.completed(policy_version=policy_version)
         async with database.write() as session:
             trajectory = await trajectories.by_interaction(session, row.id)
-            await lifecycle.make_ready(session, [trajectory.id], reward, time.time())
+            await lifecycle.make_ready(session, {trajectory.id: reward}, time.time())
         ids.append(trajectory.id)
     return ids
 

@@ -11,7 +11,8 @@ from online_sao.publishing import policy_store, rollback
 from online_sao.publishing.policy_store import version_dir
 from online_sao.runtime.retention import BATCH, Retention, removable
 from online_sao.service.erasure import ErasureService
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import interactions, policies, trajectories
 from online_sao.storage.tables import InteractionRow
 from online_sao.types import ReceiptStatus, TrajectoryState, VersionState

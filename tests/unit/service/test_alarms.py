@@ -11,9 +11,10 @@ from online_sao.config import AlarmSettings, Settings, StorageSettings
 from online_sao.errors import ConflictError, OnlineSAOError, StorageError
 from online_sao.service import alarm_measurements
 from online_sao.service.alarms import AlarmService
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
 from online_sao.service.learner_watch import LearnerProcess, LearnerWatch
 from online_sao.service.status import StatusService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import evaluations, learner, updates
 from online_sao.storage.tables import EvaluationRow, InteractionRow, UpdateRow
 

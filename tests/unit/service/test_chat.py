@@ -26,7 +26,8 @@ from online_sao.inference.template_tools import ToolSupport
 from online_sao.service.chat import ChatRun, ChatService
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.chat_records import AdmittedRequest, ChatCommand, ChatEvent, ChoiceDone, TextDelta, ToolCallDelta
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database
 from online_sao.storage.tables import InteractionRow, TrajectoryRow

@@ -17,7 +17,8 @@ from online_sao.service.chat_entries import Begun, Ended, from_record
 from online_sao.service.chat_log import ChatLog
 from online_sao.service.chat_records import AdmittedRequest, ChatCommand, Outcome
 from online_sao.service.erasure import ErasureService
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import interactions, trajectories
 from online_sao.storage.session import Database, Session
 from online_sao.storage.spool import Spool

@@ -8,7 +8,8 @@ from online_sao.config import Settings
 from online_sao.service import export
 from online_sao.service.erasure import ErasureService
 from online_sao.service.export import ExportService
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories.exports import Filters
 from online_sao.storage.tables import InteractionRow
 

@@ -5,6 +5,7 @@ import math
 import time
 
 import pytest
+from sqlalchemy import event
 
 from online_sao.config import RewardSettings, Settings
 from online_sao.errors import (
@@ -16,8 +17,9 @@ from online_sao.errors import (
     UnsupportedFeatureError,
 )
 from online_sao.publishing import lifecycle
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission, apply_scores
-from online_sao.storage.repositories import feedback, trajectories, updates
+from online_sao.service.feedback import FeedbackService, apply_scores
+from online_sao.service.submissions import FeedbackSubmission
+from online_sao.storage.repositories import feedback, interactions, trajectories, updates
 from online_sao.storage.session import Database
 from online_sao.storage.tables import InteractionRow, TrajectoryRow, UpdateRow
 from online_sao.types import ReceiptStatus, TrajectoryState
@@ -345,6 +347,66 @@ async def test_concurrent_submissions_of_one_key_create_one_score(service, datab
     assert len({receipt.id for receipt, _ in answers}) == 1
     assert sum(created for _, created in answers) == 1
     await other.dispose()
+
+
+async def test_scores_sent_at_once_are_each_answered_as_if_sent_one_by_one(service, chats) -> None:
+    """In the order they came, whichever of them share a transaction."""
+    a, b, c = [await chats.completed() for _ in range(3)]
+    (hidden,) = await chats.start(stored=False)
+    sent = [
+        FeedbackSubmission(c.completion_id, 0.5),
+        FeedbackSubmission(a.completion_id, 0.25),
+        FeedbackSubmission("chatcmpl-nothing", 1.0),
+        FeedbackSubmission(b.completion_id, 0.5, choice=7),
+        FeedbackSubmission(b.completion_id, 0.5, idempotency_key="k"),
+        FeedbackSubmission(a.completion_id, 0.25),
+        FeedbackSubmission(c.completion_id, 0.5, idempotency_key="k"),
+        FeedbackSubmission(a.completion_id, 0.75),
+        FeedbackSubmission(b.completion_id, 0.5, idempotency_key="k"),
+        FeedbackSubmission(hidden.completion_id, 1.0),
+        FeedbackSubmission(a.completion_id, 0.1, metric="length"),
+    ]
+    first, score, unknown, choice, keyed, equal, conflict, other, replayed, unstored, unweighted = await asyncio.gather(
+        *(service.submit(submission) for submission in sent), return_exceptions=True
+    )
+    assert [type(error) for error in (unknown, choice, conflict)] == [CompletionNotFoundError, InvalidRequestError, IdempotencyConflictError]
+    assert score[1]
+    for receipt, created in (first, keyed, other, unstored, unweighted):
+        assert created
+        assert await service.get(receipt.id) == receipt
+    assert equal == (score[0], False)
+    assert replayed == (keyed[0], False)
+    assert (await service.get(score[0].id)).reason == f"replaced by {other[0].id}"
+    assert [unstored[0].reason, unweighted[0].reason] == ["store_false", "metric_not_weighted"]
+
+
+async def test_many_scores_take_few_statements(service, database, chats) -> None:
+    rows = await chats.bulk(41)
+    statements: list[str] = []
+    event.listen(
+        database._engine.sync_engine, "before_cursor_execute", lambda _connection, _cursor, statement, *_: statements.append(statement.split()[0])
+    )
+    await asyncio.gather(*(service.submit(FeedbackSubmission(row.completion_id, index / 40)) for index, row in enumerate(rows)))
+    rows_written = {"INSERT": 1, "UPDATE": 2}
+    assert {word: statements.count(word) for word in rows_written} == rows_written
+    assert len(statements) <= 7
+
+
+@pytest.mark.only_on("postgresql")
+async def test_what_another_transaction_holds_keeps_no_other_score_waiting(service, database, chats) -> None:
+    held, free, also_free, later = [await chats.completed() for _ in range(4)]
+    async with database.write() as session:
+        await interactions.get(session, held.completion_id, 0, lock=True)
+        tasks = [asyncio.create_task(service.submit(FeedbackSubmission(row.completion_id, 1.0))) for row in (free, held, also_free)]
+        await asyncio.gather(tasks[0], tasks[2])
+        await service.submit(FeedbackSubmission(later.completion_id, 1.0))
+        again = asyncio.create_task(service.submit(FeedbackSubmission(held.completion_id, 0.5)))
+        await asyncio.sleep(0.05)
+        assert not tasks[1].done()
+        assert not again.done()
+    (first, created), (second, created_too) = await asyncio.gather(tasks[1], again)
+    assert (created, created_too) == (True, True)
+    assert (await service.get(first.id)).reason == f"replaced by {second.id}", "in the order they came"
 
 
 async def test_parallel_scores_lose_none(service, database, chats) -> None:

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from online_sao.publishing import lifecycle
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
 from online_sao.service.receipts import Receipt, derive
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import learner, policies, updates
 from online_sao.storage.repositories.receipts import ReceiptRows
 from online_sao.storage.tables import FeedbackRow, InteractionRow, LearnerRow, PolicyVersionRow, TrajectoryRow, UpdateRow

@@ -7,8 +7,9 @@ from online_sao.errors import CompletionNotFoundError, InvalidRequestError, Leas
 from online_sao.publishing import lifecycle
 from online_sao.service.control import ControlService
 from online_sao.service.erasure import ErasureService
-from online_sao.service.feedback import FeedbackService, FeedbackSubmission
+from online_sao.service.feedback import FeedbackService
 from online_sao.service.status import StatusService
+from online_sao.service.submissions import FeedbackSubmission
 from online_sao.storage.repositories import instances, interactions, learner, leases, policies, trajectories, updates
 from online_sao.storage.session import sqlite_path
 from online_sao.storage.tables import FeedbackRow, InteractionRow, PolicyVersionRow, ServingInstanceRow, SwapRow, UpdateRow

@@ -12,7 +12,7 @@ import pytest
 from online_sao.errors import ConfigurationError, InvalidRequestError, LeaseLostError, LifecycleError
 from online_sao.publishing import lifecycle
 from online_sao.storage.repositories import interactions, learner, leases, policies, probes, trajectories, updates
-from online_sao.storage.tables import InteractionRow, PolicyVersionRow, ProbeRow, RollbackRow, UpdateRow
+from online_sao.storage.tables import PolicyVersionRow, ProbeRow, RollbackRow, UpdateRow
 from online_sao.types import Completion, Interaction, InteractionStatus, SamplingParams, TrajectoryState, VersionSpan, VersionState
 
 
@@ -288,12 +288,3 @@ async def test_the_learner_row(database) -> None:
         await learner.resume(session)
         row = await learner.get(session)
         assert (row.paused, row.pause_reason) == (False, None)
-
-
-async def test_a_reward_can_only_change_while_ready(database, chats) -> None:
-    interaction: InteractionRow = await chats.completed()
-    async with database.read() as session:
-        row = await trajectories.by_interaction(session, interaction.id)
-    with pytest.raises(LifecycleError, match="no longer ready"):
-        async with database.write() as session:
-            await trajectories.replace_reward(session, row.id, 0.5, 1.0)
