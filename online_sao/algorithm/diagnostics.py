@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from online_sao.algorithm.numerics import compute_dtype, tempered_log_softmax
+from online_sao.algorithm.numerics import TemperedLogProbs, compute_dtype
 
 LOG_RATIO_LIMIT = 60.0
 """Largest log-ratio that is exponentiated, in nats: e^60 is absurd as a ratio, yet sums of it stay finite in float32."""
@@ -52,16 +52,12 @@ def kl_k3(log_ratio: Tensor) -> Tensor:
     return _mean(torch.expm1(log_ratio.clamp(max=LOG_RATIO_LIMIT)) - log_ratio.clamp(max=LOG_RATIO_LIMIT))
 
 
-def entropy(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Entropy of softmax(logits / temperature) over the full vocabulary, in nats.
-
-    ``logits[N, V]``, ``temperatures[N]``. Returns [N], in [0, log V]. A row that is not finite counts as 0: it pulls the mean towards collapse,
-    the side on which a gate stops.
-    """
-    with torch.no_grad():
-        logprobs, valid = tempered_log_softmax(logits, temperatures)
-        entropies = -(logprobs.exp() * logprobs).sum(dim=-1)
-        return torch.where(valid, entropies, torch.zeros_like(entropies))
+def entropy(current: TemperedLogProbs) -> Tensor:
+    """Entropy over the full vocabulary, in nats: [N], in [0, log V]. A row that is not valid counts as 0: it pulls the mean towards collapse, the
+    side on which a gate stops."""
+    logprobs = current.logprobs.detach()
+    entropies = -(logprobs.exp() * logprobs).sum(dim=-1)
+    return torch.where(current.valid, entropies, torch.zeros_like(entropies))
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> Tensor:

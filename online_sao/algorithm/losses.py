@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from online_sao.algorithm.numerics import compute_dtype, tempered_log_softmax
+from online_sao.algorithm.numerics import TemperedLogProbs, compute_dtype
 
 
 def policy_loss(current_logprobs: Tensor, weights: Tensor, advantages: Tensor, num_action_tokens: int) -> Tensor:
@@ -47,21 +47,19 @@ def value_loss(values: Tensor, value_targets: Tensor, num_action_tokens: int) ->
     return (_where(finite, values) - _where(finite, value_targets)).square().sum() / num_action_tokens
 
 
-def anchor_loss(current_logits: Tensor, base_logits: Tensor, temperatures: Tensor, num_action_tokens: int) -> Tensor:
+def anchor_loss(current: TemperedLogProbs, base: TemperedLogProbs, num_action_tokens: int) -> Tensor:
     """Σ_t KL(current ‖ base)_t / N, over the full vocabulary, in nats a token. Our extension to SAO; the coefficient β is the caller's.
 
-        KL_t = Σ_v p(v) · (log p(v) − log q(v)),   p = softmax(current_logits / τ_t),  q = softmax(base_logits / τ_t)
+        KL_t = Σ_v p(v) · (log p(v) − log q(v)),   p = softmax(current logits / τ_t),  q = softmax(base logits / τ_t)
 
-    ``current_logits[N, V]`` with gradient; ``base_logits[N, V]`` constants; ``temperatures[N]`` those the tokens were sampled at. Unweighted: a
-    token that DIS masks is anchored like any other. Returns a 0-dim tensor ≥ 0 up to rounding.
+    ``current`` with gradient, ``base`` a constant, both at the temperatures the tokens were sampled at. Unweighted: a token that DIS masks is
+    anchored like any other. Returns a 0-dim tensor ≥ 0 up to rounding.
 
     Raises ValueError if ``num_action_tokens`` < 1.
     """
     _check_count(num_action_tokens)
-    current, current_valid = tempered_log_softmax(current_logits, temperatures)
-    base, base_valid = tempered_log_softmax(base_logits.detach(), temperatures)
-    kl = (current.exp() * (current - base)).sum(dim=-1)
-    return _where(current_valid & base_valid, kl).sum() / num_action_tokens
+    kl = (current.logprobs.exp() * (current.logprobs - base.logprobs.detach())).sum(dim=-1)
+    return _where(current.valid & base.valid, kl).sum() / num_action_tokens
 
 
 def _where(condition: Tensor, tensor: Tensor) -> Tensor:

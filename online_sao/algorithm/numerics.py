@@ -22,6 +22,10 @@ class TemperedLogProbs(NamedTuple):
     logprobs: Tensor
     valid: Tensor
 
+    def of(self, token_ids: Tensor) -> Tensor:
+        """[N]: of one token a row, ``token_ids[N]``."""
+        return self.logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
 
 def tempered_log_softmax(logits: Tensor, temperatures: Tensor) -> TemperedLogProbs:
     """log softmax(logits / temperature), row by row, in float32 or wider.
@@ -36,5 +40,7 @@ def tempered_log_softmax(logits: Tensor, temperatures: Tensor) -> TemperedLogPro
         divisor = torch.where(usable_temperature, temperatures, torch.ones_like(temperatures)).unsqueeze(-1)
         highest, lowest = logits.amax(dim=-1, keepdim=True) / divisor, logits.amin(dim=-1, keepdim=True) / divisor
         valid = usable_temperature & torch.isfinite(highest - lowest).squeeze(-1)
-    clean = torch.where(valid.unsqueeze(-1), logits, torch.zeros_like(logits))
-    return TemperedLogProbs(torch.log_softmax(clean / divisor, dim=-1), valid)
+    # Nearly always there is nothing to replace and nothing to divide by, and each would go through N · V numbers, and once more for the gradient.
+    clean = logits if bool(valid.all()) else torch.where(valid.unsqueeze(-1), logits, torch.zeros_like(logits))
+    tempered = clean if bool((divisor == 1).all()) else clean / divisor
+    return TemperedLogProbs(torch.log_softmax(tempered, dim=-1), valid)

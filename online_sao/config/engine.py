@@ -42,7 +42,7 @@ class EngineSettings(Group):
     threads: int = Field(0, ge=0)
     """Torch threads of the engine (of each replica). 0: all cores; replicas on this machine share them out."""
     max_concurrent: int = Field(16, gt=0)
-    """Completions generated together in one batch."""
+    """Completions generated together in one batch; two of the service's own, which examine each version, may run beside them."""
     max_queue: int = Field(64, ge=0)
     """Completions waiting beyond ``max_concurrent`` before requests are answered 429."""
     max_context_tokens: int = Field(2048, gt=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from online_sao.algorithm.diagnostics import entropy
 from online_sao.algorithm.importance import TokenWeights
 from online_sao.algorithm.losses import anchor_loss, policy_loss
+from online_sao.algorithm.numerics import tempered_log_softmax
 from online_sao.algorithm.recipes import Recipe, WeighInputs
 from online_sao.experience.batching import PackedMicrobatch, TrainBatch
 from online_sao.learner.ranks import Ranks
@@ -110,15 +111,16 @@ def accumulate(
     decided = recipe.token_weights(WeighInputs(current, microbatch.behavior_logprobs, proximal, advantages, microbatch.trajectory_index))
     losses, kl_base, entropies = [], [], []
     for c in _chunks(len(leaf)):
-        logits = policy.logits(leaf[c])
-        loss = policy_loss(token_logprobs(logits, ids[c], temperatures[c]), decided.weights[c], advantages[c], num_action_tokens)
+        distribution = tempered_log_softmax(policy.logits(leaf[c]), temperatures[c])
+        loss = policy_loss(distribution.of(ids[c]), decided.weights[c], advantages[c], num_action_tokens)
         with torch.set_grad_enabled(beta > 0):
-            anchor = anchor_loss(logits, policy.logits(base_states[c]), temperatures[c], num_action_tokens)
+            base = tempered_log_softmax(policy.logits(base_states[c]), temperatures[c])
+            anchor = anchor_loss(distribution, base, num_action_tokens)
         total = loss + beta * anchor
         total.backward()  # type: ignore[no-untyped-call]
         losses.append(float(total.detach()))
         kl_base.append(float(anchor.detach()))
-        entropies.append(entropy(logits.detach(), temperatures[c]).cpu())
+        entropies.append(entropy(distribution).cpu())
     states.backward(leaf.grad)  # type: ignore[no-untyped-call]
     decided = TokenWeights(**{item.name: getattr(decided, item.name).cpu() for item in fields(decided)})
     return PolicyPiece(losses, kl_base, entropies, decided, (current - microbatch.behavior_logprobs).cpu())

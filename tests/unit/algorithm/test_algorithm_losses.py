@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from online_sao.algorithm.importance import dis
 from online_sao.algorithm.losses import anchor_loss, policy_loss, value_loss
+from online_sao.algorithm.numerics import tempered_log_softmax
 
 F64 = torch.float64
 NAN, INF = math.nan, math.inf
@@ -117,6 +118,10 @@ def test_value_loss_drops_a_non_finite_token_and_nothing_else(broken: float, whi
     assert values.grad.tolist() == pytest.approx([-1 / 3, 0.0, 2.0], abs=1e-12)
 
 
+def anchor(current_logits: torch.Tensor, base_logits: torch.Tensor, temperatures: torch.Tensor, num_action_tokens: int) -> torch.Tensor:
+    return anchor_loss(tempered_log_softmax(current_logits, temperatures), tempered_log_softmax(base_logits, temperatures), num_action_tokens)
+
+
 def hand_kl(current: list[float], base: list[float], temperature: float) -> float:
     """KL over the full vocabulary in plain Python, from probabilities."""
 
@@ -132,25 +137,25 @@ def test_anchor_is_the_full_vocabulary_kl_from_current_to_base_at_the_tokens_own
     base = [[0.5, 0.0, 0.25, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]
     temperatures = [0.7, 1.0, 1.6]
     expected = [hand_kl(c, b, tau) for c, b, tau in zip(current, base, temperatures, strict=True)]
-    loss = anchor_loss(torch.tensor(current, dtype=F64), torch.tensor(base, dtype=F64), t(*temperatures), 5)
+    loss = anchor(torch.tensor(current, dtype=F64), torch.tensor(base, dtype=F64), t(*temperatures), 5)
     assert loss.item() == pytest.approx(sum(expected) / 5, abs=1e-12)
 
 
 def test_anchor_by_hand_on_two_words() -> None:
     """p = (0.8, 0.2), q = (0.5, 0.5) at temperature 2, where the logits are 2·log p: KL = 0.8·log 1.6 + 0.2·log 0.4 = 0.1927445."""
     current = 2 * torch.log(torch.tensor([[0.8, 0.2]], dtype=F64))
-    assert anchor_loss(current, torch.zeros(1, 2, dtype=F64), t(2.0), 1).item() == pytest.approx(0.1927445, abs=1e-6)
+    assert anchor(current, torch.zeros(1, 2, dtype=F64), t(2.0), 1).item() == pytest.approx(0.1927445, abs=1e-6)
 
 
 def test_anchor_gradient_pulls_to_the_base_and_vanishes_there() -> None:
     base = torch.tensor([[1.0, 2.0, 3.0]], dtype=F64)
     at_base = base.clone().requires_grad_()
-    anchor_loss(at_base, base, t(0.7), 1).backward()
+    anchor(at_base, base, t(0.7), 1).backward()
     assert at_base.grad is not None
     assert at_base.grad.abs().max().item() < 1e-12
     away = torch.tensor([[3.0, 2.0, 1.0]], dtype=F64, requires_grad=True)
     base_with_grad = base.clone().requires_grad_()
-    anchor_loss(away, base_with_grad, t(0.7), 1).backward()
+    anchor(away, base_with_grad, t(0.7), 1).backward()
     assert away.grad is not None
     assert away.grad[0, 0] > 0 > away.grad[0, 2]
     assert base_with_grad.grad is None
@@ -159,7 +164,7 @@ def test_anchor_gradient_pulls_to_the_base_and_vanishes_there() -> None:
 def test_anchor_gradient_is_right() -> None:
     torch.manual_seed(0)
     current, base = torch.randn(3, 5, dtype=F64, requires_grad=True), torch.randn(3, 5, dtype=F64)
-    assert torch.autograd.gradcheck(lambda logits: anchor_loss(logits, base, t(0.7, 1.0, 1.3), 3), (current,))
+    assert torch.autograd.gradcheck(lambda logits: anchor(logits, base, t(0.7, 1.0, 1.3), 3), (current,))
 
 
 @pytest.mark.parametrize("broken", [NAN, INF, -INF])
@@ -172,7 +177,7 @@ def test_anchor_drops_a_non_finite_row_and_nothing_else(broken: float, which: st
     }
     inputs[which][1] = broken
     current = inputs["current"].requires_grad_()
-    loss = anchor_loss(current, inputs["base"], inputs["temperatures"], 3)
+    loss = anchor(current, inputs["base"], inputs["temperatures"], 3)
     loss.backward()
     assert loss.item() == pytest.approx((hand_kl([1, 2], [0, 1], 1) + hand_kl([0, 2], [1, 0], 0.5)) / 3, abs=1e-12)
     assert current.grad is not None
@@ -183,12 +188,12 @@ def test_anchor_drops_a_non_finite_row_and_nothing_else(broken: float, which: st
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_anchor_drops_rows_of_impossible_temperature(temperature: float) -> None:
-    assert anchor_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([temperature]), 1).item() == 0.0
+    assert anchor(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([temperature]), 1).item() == 0.0
 
 
 def test_anchor_in_float32_survives_extreme_logits() -> None:
     current = torch.tensor([[3e38, -3e38], [1e4, -1e4], [1.0, 0.0]], requires_grad=True)
-    loss = anchor_loss(current, torch.tensor([[0.0, 0.0], [-1e4, 1e4], [1.0, 0.0]]), torch.tensor([1.0, 0.5, 1.0]), 3)
+    loss = anchor(current, torch.tensor([[0.0, 0.0], [-1e4, 1e4], [1.0, 0.0]]), torch.tensor([1.0, 0.5, 1.0]), 3)
     loss.backward()
     assert torch.isfinite(loss)
     assert current.grad is not None
@@ -197,7 +202,7 @@ def test_anchor_in_float32_survives_extreme_logits() -> None:
 
 def test_half_precision_is_raised_to_float32() -> None:
     half = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
-    assert anchor_loss(half, half, torch.ones(1), 1).dtype == torch.float32
+    assert anchor(half, half, torch.ones(1), 1).dtype == torch.float32
     assert policy_loss(half[0], half[0], half[0], 2).dtype == torch.float32
     assert value_loss(half[0], half[0], 2).dtype == torch.float32
 
@@ -214,7 +219,7 @@ def test_microbatches_add_up_to_the_batch(rows: list[tuple[float, float, float, 
     for whole, split in (
         (policy_loss(logprobs, weights, advantages, n), [policy_loss(logprobs[s], weights[s], advantages[s], n) for s in parts]),
         (value_loss(logprobs, targets, n), [value_loss(logprobs[s], targets[s], n) for s in parts]),
-        (anchor_loss(logits, base, temperatures, n), [anchor_loss(logits[s], base[s], temperatures[s], n) for s in parts]),
+        (anchor(logits, base, temperatures, n), [anchor(logits[s], base[s], temperatures[s], n) for s in parts]),
     ):
         torch.testing.assert_close(sum(split), whole, atol=1e-9, rtol=1e-9)
 
@@ -224,7 +229,7 @@ def test_a_batch_without_action_tokens_is_an_error() -> None:
     for call in (
         lambda: policy_loss(empty, empty, empty, 0),
         lambda: value_loss(empty, empty, 0),
-        lambda: anchor_loss(torch.zeros(0, 3), torch.zeros(0, 3), empty, 0),
+        lambda: anchor(torch.zeros(0, 3), torch.zeros(0, 3), empty, 0),
     ):
         with pytest.raises(ValueError, match="num_action_tokens"):
             call()

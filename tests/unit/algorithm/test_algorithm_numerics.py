@@ -23,6 +23,16 @@ def test_log_softmax_at_temperature_by_hand() -> None:
     assert valid.tolist() == [True]
 
 
+def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
+    """Alone nothing is divided by and nothing replaced; beside others everything is."""
+    row = torch.tensor([[0.3, -1.0, 2.0]])
+    alone, _ = tempered_log_softmax(row, torch.ones(1))
+    beside, valid = tempered_log_softmax(torch.cat([row, row, torch.full((1, 3), NAN)]), torch.tensor([1.0, 0.5, 1.0]))
+    assert valid.tolist() == [True, True, False]
+    assert torch.equal(beside[0], alone[0])
+    assert tempered_log_softmax(row, torch.ones(1)).of(torch.tensor([2])).tolist() == [alone[0, 2].item()]
+
+
 @pytest.mark.parametrize(
     ("row", "temperature"),
     [([NAN, 1.0], 1.0), ([INF, 1.0], 1.0), ([-INF, 1.0], 1.0), ([3e38, -3e38], 1.0), ([1e38, 0.0], 1e-3)]
