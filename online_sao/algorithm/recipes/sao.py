@@ -92,7 +92,5 @@ SAO_LIVE = dataclasses.replace(
     value_warmup_updates=2,
     anchor_coefficient=0.1,
     anchor_gain=30.0,
-    # A first moment of ten updates would go on with the old preference for eighty trajectories after a shift.
-    adam_beta1=0.5,
 )
 RECIPES = (SAO_LIVE, SAO_PAPER)

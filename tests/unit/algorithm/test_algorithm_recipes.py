@@ -24,7 +24,7 @@ def numbers_of(chosen: Recipe) -> dict[str, object]:
     }
 
 
-OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta2": 0.95, "weight_decay": 0.0, "max_policy_uses": 1} | {
+OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.95, "weight_decay": 0.0, "max_policy_uses": 1} | {
     "calibration_half_life": 64.0,
     "baseline_half_life": 16.0,
     "baseline_window": 128,
@@ -56,7 +56,6 @@ def test_numbers_of_the_paper_preset() -> None:
         "anchor_gain": 0.0,
         "fresh_values": True,
         "max_policy_lag": 32,
-        "adam_beta1": 0.9,
     }
 
 
@@ -74,7 +73,6 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
         "anchor_gain": 30.0,
         "fresh_values": False,
         "max_policy_lag": 32,
-        "adam_beta1": 0.5,
     }
 
 
