@@ -133,7 +133,7 @@ class Recipe:
     """Trajectories after which an outcome weighs half in the level of the baseline, and in what the reward is "lately". Calibrated credit, anchor."""
     anchor_gain: float = 0.0
     """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
-    anchor_reach: float = 0.5
+    anchor_reach: float = 1.0
     """Part of the farthest KL to the base of late from which that gain acts in full. Nearer to the base it fades with the square of the KL."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""

@@ -28,7 +28,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0
     "calibration_half_life": 64.0,
     "baseline_half_life": 16.0,
     "baseline_window": 128,
-    "anchor_reach": 0.5,
+    "anchor_reach": 1.0,
     "compares_groups": False,
     "uses_values": True,
     "policy_minibatches": 1,
