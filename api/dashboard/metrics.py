@@ -33,6 +33,7 @@ _WORDS = {
     "policy/kl_behavior_current_k1": MetricWords("Drift (k1)", "KL from the sampling policy to the current one, k1 estimate, nats a token", digits=4),
     "policy/kl_behavior_current_k3": MetricWords("Drift (k3)", "KL from the sampling policy to the current one, k3 estimate, nats a token", digits=4),
     "policy/kl_base": MetricWords("Distance from base", "KL(current ‖ base), nats a token: how far learning has carried the model", digits=3),
+    "policy/learning_rate": MetricWords("Step", "Learning rate of this update; smaller while answers please", digits=5),
     "policy/anchor_coefficient": MetricWords("Anchor", "Strength of the pull towards the base model; it grows while scores fall", digits=2),
     "policy/entropy": MetricWords("Entropy", "How open the policy's choice of the next token is, nats", digits=2),
     "policy/advantage_abs_mean": MetricWords("Mean |advantage|", "Size of the push each token got", digits=3),

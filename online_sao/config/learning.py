@@ -102,6 +102,8 @@ class LearningSettings(Group):
     """How much stronger the anchor gets for every unit of reward (its range is 2) that was lost lately."""
     anchor_reach: float | None = Field(None, gt=0)
     """Part of the farthest KL to the base of late from which anchor_gain acts in full; nearer to the base it fades with the square."""
+    least_step: float | None = Field(None, gt=0, le=1)
+    """Part of the policy's learning rate that is left while every answer is a full success. 1: every step is a full one."""
     max_policy_lag: int | None = Field(None, ge=0)
     """Updates between a trajectory's oldest token and its use, above which it expires."""
     lease_seconds: float = Field(600.0, gt=0)

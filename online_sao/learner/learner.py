@@ -27,7 +27,7 @@ from online_sao.experience.batching import TrainBatch
 from online_sao.learner import state as learner_state
 from online_sao.learner.credit import batch_advantages
 from online_sao.learner.layout import by_trajectory
-from online_sao.learner.policy_training import PolicyTrainer
+from online_sao.learner.policy_training import PolicyTrainer, Strengths
 from online_sao.learner.published import PublishedView
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import UpdateReport, data_metrics, masked_fractions, policy_metrics, value_metrics
@@ -127,8 +127,9 @@ class Learner:
         history = tuple(self._window)
         advantages = batch_advantages(self.recipe, batch, values, history)
         slope = calibration_slope(history, self.recipe.calibration_half_life)
-        beta = self.recipe.anchor_strength([float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns], self._distance)
-        policy_pass = self._policy_trainer.train(self.recipe, batch, advantages, beta, check)
+        earned = [float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns]
+        strengths = Strengths(self.recipe.anchor_strength(earned, self._distance), self.recipe.step_size(earned))
+        policy_pass = self._policy_trainer.train(self.recipe, batch, advantages, strengths, check)
         self.updates += 1
         self._distance = self._distance.after(policy_pass.kl_base, len(batch.trajectories))
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))

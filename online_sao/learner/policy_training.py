@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,6 +27,14 @@ HEAD_TOKENS = 128
 """Action tokens whose logits over the whole vocabulary exist at one time (25 MB a copy for the bundled model)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Strengths:
+    """What pulls on the policy in this update, and how far it may go: both depend on what was earned lately."""
+
+    anchor_coefficient: float
+    learning_rate: float
+
+
 class PolicyTrainer:
     """``optimizer`` holds the parameters of ``model`` and nothing else."""
 
@@ -35,11 +43,14 @@ class PolicyTrainer:
         self._optimizer = optimizer
         self._ranks = ranks
 
-    def train(self, recipe: Recipe, batch: TrainBatch, advantages: Sequence[Tensor], beta: float, check: Callable[[], None]) -> PolicyPass:
-        """One policy update; advantages [N_m] by microbatch, ``beta`` the anchor's coefficient. The recipe's ``policy_minibatches`` share the
-        microbatches out; each share makes a step of its own, over its own N, and is measured as that step met it."""
+    def train(self, recipe: Recipe, batch: TrainBatch, advantages: Sequence[Tensor], strengths: Strengths, check: Callable[[], None]) -> PolicyPass:
+        """One policy update; advantages [N_m] by microbatch. The recipe's ``policy_minibatches`` share the microbatches out; each share makes a step
+        of its own, over its own N, and is measured as that step met it."""
         started = time.perf_counter()
-        result = PolicyPass(anchor_coefficient=beta)
+        beta = strengths.anchor_coefficient
+        result = PolicyPass(anchor_coefficient=beta, learning_rate=strengths.learning_rate)
+        for group in self._optimizer.param_groups:
+            group["lr"] = strengths.learning_rate
         count = len(batch.microbatches)
         steps = min(recipe.policy_minibatches, count)
         proximal = self._proximal_logprobs(batch, check) if steps > 1 else None

@@ -59,6 +59,7 @@ class PolicyPass:
     loss: float = 0.0
     kl_base: float = 0.0
     anchor_coefficient: float = 0.0
+    learning_rate: float = 0.0
     grad_norm: float = 0.0
     step_applied: bool = False
     problem: str | None = None
@@ -107,6 +108,7 @@ def policy_metrics(result: PolicyPass, advantages: Sequence[Tensor]) -> dict[str
         "kl_behavior_current_k3": diagnostics.kl_k3(log_ratio),
         "kl_base": result.kl_base,
         "anchor_coefficient": result.anchor_coefficient,
+        "learning_rate": result.learning_rate,
         "entropy": torch.cat(result.entropy).mean(),
         "advantage_abs_mean": torch.cat(list(advantages)).abs().mean(),
         "loss": result.loss,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from online_sao.algorithm.advantages import sample_mean, step_index
 from online_sao.algorithm.anchoring import BaseDistance
-from online_sao.algorithm.calibration import PastReturns, reward_drop
+from online_sao.algorithm.calibration import PastReturns, recent_mean, reward_drop
 from online_sao.algorithm.importance import TokenWeights
 
 Preset = Literal["live", "paper"]
@@ -135,6 +135,8 @@ class Recipe:
     """How much stronger the anchor gets for every unit of reward that was lost lately (``anchor_strength``). 0: always the same."""
     anchor_reach: float = 1.0
     """Part of the farthest KL to the base of late from which that gain acts in full. Nearer to the base it fades with the square of the KL."""
+    least_step: float = 1.0
+    """Part of policy_learning_rate that is left of a step while every answer is a full success (``step_size``). 1: every step is a full one."""
     gradient_clip: float = 1.0
     """Largest gradient norm that is applied, policy and value each."""
     adam_beta1: float = 0.9
@@ -181,6 +183,8 @@ class Recipe:
         for field_name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, field_name) < 1:
                 raise ValueError(f"{field_name} must be in [0, 1), not {getattr(self, field_name)}")
+        if not 0 < self.least_step <= 1:
+            raise ValueError(f"least_step must be in (0, 1], not {self.least_step}")
         if not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must be between 0 and 1, not {self.ema_decay}")
         if not self.proximal_ratio_low < self.proximal_ratio_high:
@@ -202,6 +206,17 @@ class Recipe:
         first, none of this batch."""
         found = self.credit(self, trajectories, history)
         return sample_mean(found, [trajectory.loss_mask for trajectory in trajectories]) if self.sample_mean else found
+
+    def step_size(self, returns: Sequence[float]) -> float:
+        """Learning rate of this update's policy steps: policy_learning_rate · max(least_step, min(1, 1 − mean return lately)).
+
+        ``returns``: of the latest trajectories, this batch's among them, oldest first.
+
+        Adam's steps are as long where nothing is left to gain as where everything is, and are then made of noise: they carry a policy away that has
+        arrived. No return is above 1, so 1 − mean is the most that any step could gain.
+        """
+        gain = 1.0 - (recent_mean(returns, self.baseline_half_life) or 0.0)
+        return self.policy_learning_rate * max(self.least_step, min(1.0, gain))
 
     def anchor_strength(self, returns: Sequence[float], distance: BaseDistance) -> float:
         """β of this update: anchor_coefficient · (1 + anchor_gain · reward_drop · distance.pull(anchor_reach)).

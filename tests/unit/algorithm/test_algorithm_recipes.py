@@ -29,6 +29,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0
     "baseline_half_life": 16.0,
     "baseline_window": 128,
     "anchor_reach": 1.0,
+    "least_step": 1.0,
     "compares_groups": False,
     "uses_values": True,
     "policy_minibatches": 1,
@@ -181,6 +182,16 @@ def test_the_stronger_pull_fades_on_the_way_back_to_the_base() -> None:
     live = recipe("sao", "live", anchor_coefficient=0.2, anchor_gain=10.0, anchor_reach=0.6)
     boost = [live.anchor_strength(lost, BaseDistance(kl_base, 0.5)) - 0.2 for kl_base in (0.3, 0.15, 0.03, 0.0)]
     assert boost[1:] == pytest.approx([boost[0] / 4, boost[0] / 100, 0.0])
+
+
+def test_a_step_is_as_long_as_what_is_left_to_gain() -> None:
+    live = recipe("sao", "live", policy_learning_rate=1e-3, least_step=0.25)
+    for earned, part in ((-1.0, 1.0), (0.0, 1.0), (0.4, 0.6), (0.75, 0.25), (1.0, 0.25)):
+        assert live.step_size([earned] * 40) == pytest.approx(1e-3 * part)
+    # Half-life 16: of thirty-two returns the later half weighs two thirds.
+    assert live.step_size([0.0] * 16 + [0.6] * 16) == pytest.approx(1e-3 * (1 - 0.6 * 2 / 3))
+    assert live.step_size([]) == 1e-3
+    assert recipe("sao", "live", policy_learning_rate=1e-3, least_step=1.0).step_size([1.0] * 40) == 1e-3
 
 
 def test_far_is_how_far_the_policy_has_lately_been() -> None:

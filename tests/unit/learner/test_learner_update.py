@@ -159,6 +159,22 @@ def test_reward_moves_the_logprob_of_what_was_sampled(make_bench, reward, direct
     assert change * direction > 0.01
 
 
+def test_steps_are_short_while_every_answer_pleases_and_long_again_after_a_shift(make_bench):
+    numbers = {"value_updates": 0, "anchor_coefficient": 0.0, "policy_learning_rate": 1e-3}
+    full, short = make_bench(**numbers), make_bench(**numbers, least_step=0.25)
+    moved = []
+    for bench in (full, short):
+        before = bench.policy()
+        metrics = bench.learner.update(bench.batch(rewards=(1.0,) * 8)).metrics
+        moved.append({name: tensor - before[name] for name, tensor in bench.policy().items()})
+        assert metrics["policy/learning_rate"] == pytest.approx(1e-3 if bench is full else 0.25e-3)
+    # Adam's first step is the learning rate, whatever the gradient.
+    assert all(torch.allclose(moved[1][name], 0.25 * step, atol=1e-7) for name, step in moved[0].items())
+    then = [short.learner.update(short.batch(rewards=(reward,) * 8)).metrics["policy/learning_rate"] for reward in (0.0, -1.0)]
+    older = 0.5**0.5  # what eight trajectories weigh with eight after them, by a half-life of sixteen
+    assert then == pytest.approx([1e-3 * (1 - older / (1 + older)), 1e-3])
+
+
 def test_the_anchor_pulls_towards_the_base(make_bench):
     bench = make_bench(value_updates=0, anchor_coefficient=1.0)
     free = make_bench(value_updates=0)
