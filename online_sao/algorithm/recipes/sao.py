@@ -92,5 +92,6 @@ SAO_LIVE = dataclasses.replace(
     value_warmup_updates=2,
     anchor_coefficient=0.1,
     anchor_gain=30.0,
+    least_step=0.2,
 )
 RECIPES = (SAO_LIVE, SAO_PAPER)

@@ -29,7 +29,6 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0
     "baseline_half_life": 16.0,
     "baseline_window": 128,
     "anchor_reach": 1.0,
-    "least_step": 1.0,
     "compares_groups": False,
     "uses_values": True,
     "policy_minibatches": 1,
@@ -55,6 +54,7 @@ def test_numbers_of_the_paper_preset() -> None:
         "value_warmup_updates": 10,
         "anchor_coefficient": 0.0,
         "anchor_gain": 0.0,
+        "least_step": 1.0,
         "fresh_values": True,
         "max_policy_lag": 32,
     }
@@ -72,6 +72,7 @@ def test_numbers_of_the_live_preset_which_is_the_default() -> None:
         "value_warmup_updates": 2,
         "anchor_coefficient": 0.1,
         "anchor_gain": 30.0,
+        "least_step": 0.2,
         "fresh_values": False,
         "max_policy_lag": 32,
     }
