@@ -131,6 +131,7 @@ def make_bench(*, lora_rank: int = 4, ranks: Ranks | None = None, **numbers: Any
         "value_updates": 2,
         "value_warmup_updates": 0,
         "anchor_coefficient": 0.0,
+        "least_step": 1.0,
         "credit": critic_advantages,
         "fresh_values": True,
         **numbers,
