@@ -42,10 +42,9 @@ def test_simulations_run_as_documented(stand_in, tmp_path, monkeypatch):
 
 
 def test_the_benchmarks_take_the_documented_arguments():
-    documented = commands("online-sao bench adaptation")
-    assert len(documented) == 4
-    for arguments in documented:
-        assert len(adaptation._options(adaptation._arguments(arguments), 1).plan().phases) == 3
+    documented = [adaptation._arguments(arguments) for arguments in commands("online-sao bench adaptation")]
+    phases = [len(adaptation._options(arguments, 1).plan().phases) for arguments in documented]
+    assert sorted(phases) == [1, 3, 3, 3, 3]  # one long phase, and the experiment
     (rates,) = re.findall(r"`online-sao bench base-rates (.*?)`", DOCUMENT.read_text())
     assert base_rates._arguments(shlex.split(rates)).samples == 384
 
