@@ -58,15 +58,11 @@ class RunOptions:
 
     @property
     def is_kto(self) -> bool:
-        return self._name == kto.NAME
+        return recipe_name(self.recipe) == kto.NAME
 
     @property
     def is_oracle(self) -> bool:
-        return self._name == oracle.NAME
-
-    @property
-    def _name(self) -> str:
-        return re.split("[/:]", self.recipe)[0]
+        return recipe_name(self.recipe) == oracle.NAME
 
     @property
     def title(self) -> str:
@@ -93,6 +89,11 @@ class RunOptions:
     def numbers(self) -> dict[str, Any]:
         """The recipe's; of KTO there are none but the options."""
         return {"name": kto.NAME} if self.is_kto else recipe_numbers(self.build_recipe())
+
+
+def recipe_name(text: str) -> str:
+    """Without the preset and the numbers of its own."""
+    return re.split("[/:]", text)[0]
 
 
 def _change(chosen: Recipe, text: str) -> tuple[str, Any]:

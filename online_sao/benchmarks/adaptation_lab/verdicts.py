@@ -5,12 +5,11 @@ Only runs of equal setting (population, names, scale) and seed are compared. ``m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from online_sao.benchmarks.adaptation_lab.options import SETTINGS
+from online_sao.benchmarks.adaptation_lab.options import SETTINGS, recipe_name
 from online_sao.benchmarks.adaptation_lab.summary import recovery
 from online_sao.benchmarks.intervals import median_interval, median_text
 
@@ -40,7 +39,7 @@ def settings(results: Sequence[Result]) -> Iterator[tuple[str, dict[str, list[Re
     """Every setting by its words, and the runs there by recipe; both in a fixed order, seeds rising."""
     for setting in sorted({tuple(str(result[name]) for name in SETTINGS) for result in results}, reverse=True):
         there = [result for result in results if tuple(str(result[name]) for name in SETTINGS) == setting]
-        recipes = sorted({result["recipe"] for result in there}, key=lambda name: (re.split("[/:]", name)[0] != OURS, name))
+        recipes = sorted({result["recipe"] for result in there}, key=lambda name: (recipe_name(name) != OURS, name))
         yield (
             ", ".join(setting),
             {recipe: sorted((r for r in there if r["recipe"] == recipe), key=lambda r: int(r["seed"])) for recipe in recipes},
