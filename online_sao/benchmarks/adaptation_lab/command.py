@@ -14,17 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is import
 import argparse
 import itertools
 import re
-import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab import kto
@@ -34,53 +28,34 @@ from online_sao.benchmarks.adaptation_lab.report import write_report
 from online_sao.benchmarks.adaptation_lab.stream import NAMES, POPULATIONS
 from online_sao.benchmarks.adaptation_lab.summary import summarise
 from online_sao.benchmarks.adaptation_lab.training import interactions_of, run
-from online_sao.benchmarks.environment import environment
-from online_sao.benchmarks.report_files import write_result
-from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.run_files import report_all, run_all
+from online_sao.benchmarks.tiny_policy.lab import Lab
 
 RECIPES = ("sao", "sao/paper", "running-mean", "ema", "batch-mean")
-console = Console(stderr=True, highlight=False)
 
 
-def run_file(out: Path, options: RunOptions) -> Path:
+def _file_name(options: RunOptions) -> str:
     recipe = re.sub("[/:=]", "-", options.recipe)
-    return out / "runs" / f"{options.population}-{options.names}-{options.scale}-{recipe}-seed{options.seed}.json"
+    return f"{options.population}-{options.names}-{options.scale}-{recipe}"
 
 
-def _identity(options: RunOptions) -> dict[str, Any]:
-    """What a run is the run of: with another one of these, a file of the same name is not it."""
-    return {"options": asdict(options), "recipe_numbers": options.numbers()}
-
-
-def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -> None:
-    bar = progress.add_task(f"seed {options.seed}: warm start", total=options.warm_start.max_steps, note="")
-    base, about = warm_start.obtain(
-        ANSWERS,
-        options.seed,
-        options.warm_start,
-        out / "warm-starts",
-        lambda step, most, right: progress.update(bar, completed=step, note=f"{right:.0%} please"),
-    )
-    progress.reset(bar, total=interactions_of(options), description=options.title, note="")
-    result: dict[str, Any] = {
-        "benchmark": "adaptation-lab",
-        "format": 1,
-        **{name: getattr(options, name) for name in ("recipe", "population", "names", "scale", "seed")},
-        **_identity(options),
-        "warm_start": about,
-        "threads": torch.get_num_threads(),
-        "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **run(options, base, lambda done, score: progress.update(bar, completed=done, note=f"score {score:.2f}")),
-        "environment": environment(),
-    }
-    result["summary"] = summary = summarise(result)
-    write_result(run_file(out, options), result)
-    progress.remove_task(bar)
+def _outcome(summary: Mapping[str, Any]) -> str:
     lasts = " → ".join(f"{phase['final']:.2f}" for phase in summary["phases"])
     recovered = ", ".join(str(phase["recovery"] or f">{phase['interactions']}") for phase in summary["phases"][1:])
-    progress.console.print(f"{options.title}: {lasts}; recovered after {recovered}; {result['seconds']['total']:.0f} s")
+    return f"{lasts}; recovered after {recovered}"
+
+
+LAB: Lab[RunOptions] = Lab(
+    name="adaptation-lab",
+    named_by=("recipe", "population", "names", "scale", "seed"),
+    task=lambda options: ANSWERS,
+    file_name=_file_name,
+    length=interactions_of,
+    run=run,
+    note=lambda score: f"score {score:.2f}",
+    summarise=summarise,
+    outcome=_outcome,
+    write_report=write_report,
+)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -134,15 +109,6 @@ def _plan(arguments: argparse.Namespace) -> list[RunOptions]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what has no file yet, then write the report over all files. Returns the exit status: 1 where there is none, or one is of other options."""
+    """As ``Lab.main``."""
     arguments = _arguments(argv)
-    torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
-    words = shlex.join(["online-sao", "bench", "adaptation-lab", *(sys.argv[1:] if argv is None else argv)])
-    fine = arguments.report_only or run_all(
-        arguments.planned,
-        lambda options: run_file(arguments.out, options),
-        _identity,
-        lambda options, progress: _run_one(options, arguments.out, words, progress),
-        console,
-    )
-    return 0 if report_all(arguments.out, write_report, console) and fine else 1
+    return LAB.main(arguments.planned, arguments, sys.argv[1:] if argv is None else argv)

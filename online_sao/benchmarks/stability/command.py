@@ -13,72 +13,41 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is import
 
 import argparse
 import itertools
-import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, fields
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-from rich.console import Console
-from rich.progress import Progress
-
 from online_sao.algorithm.recipes import Preset
-from online_sao.benchmarks.environment import environment
-from online_sao.benchmarks.report_files import write_result
 from online_sao.benchmarks.stability.claims import RECIPES
 from online_sao.benchmarks.stability.report import write_report
 from online_sao.benchmarks.stability.summary import summarise
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
-from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers, report_all, run_all
+from online_sao.benchmarks.tiny_policy.lab import Lab
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 LAGS = (0, 1, 4, 16)
-console = Console(stderr=True, highlight=False)
 
 
-def run_file(out: Path, options: RunOptions) -> Path:
-    return out / "runs" / f"{options.task}-{options.recipe}-lag{options.lag}-seed{options.seed}.json"
-
-
-def _identity(options: RunOptions) -> dict[str, Any]:
-    """What a run is the run of: with another one of these, a file of the same name is not it."""
-    return {"options": asdict(options), "recipe_numbers": recipe_numbers(options.build_recipe())}
-
-
-def _run_one(options: RunOptions, out: Path, command: str, progress: Progress) -> None:
-    numbers = options.warm_start
-    bar = progress.add_task(f"{options.task} seed {options.seed}: warm start", total=numbers.max_steps, note="")
-    base, about = warm_start.obtain(
-        TASKS[options.task],
-        options.seed,
-        numbers,
-        out / "warm-starts",
-        lambda step, most, right: progress.update(bar, completed=step, note=f"{right:.0%} right"),
-    )
-    progress.reset(bar, total=options.updates, description=options.title, note=f"{about['success_rate']:.0%} right")
-    result: dict[str, Any] = {
-        "benchmark": "stability",
-        "format": 1,
-        **{name: getattr(options, name) for name in ("task", "recipe", "lag", "seed")},
-        **_identity(options),
-        "warm_start": about,
-        "threads": torch.get_num_threads(),
-        "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **run(options, base, lambda update, right: progress.update(bar, completed=update, note=f"{right:.0%} right")),
-        "environment": environment(),
-    }
-    result["summary"] = summary = summarise(result)
-    write_result(run_file(out, options), result)
-    progress.remove_task(bar)
+def _outcome(summary: Mapping[str, Any]) -> str:
     collapsed = "no collapse" if summary["collapse_update"] is None else f"[red]collapsed at {summary['collapse_update']}[/red]"
-    success = f"held out {summary['held_out_before']:.2f} → {summary['held_out_after']:.2f}, best {summary['best_success']:.2f}"
-    progress.console.print(f"{options.title}: {success}, {collapsed}, {result['seconds']['total']:.0f} s")
+    return f"held out {summary['held_out_before']:.2f} → {summary['held_out_after']:.2f}, best {summary['best_success']:.2f}, {collapsed}"
+
+
+LAB: Lab[RunOptions] = Lab(
+    name="stability",
+    named_by=("task", "recipe", "lag", "seed"),
+    task=lambda options: TASKS[options.task],
+    file_name=lambda options: f"{options.task}-{options.recipe}-lag{options.lag}",
+    length=lambda options: options.updates,
+    run=run,
+    note=lambda right: f"{right:.0%} right",
+    summarise=summarise,
+    outcome=_outcome,
+    write_report=write_report,
+)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -122,15 +91,6 @@ def _plan(arguments: argparse.Namespace) -> list[RunOptions]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what has no file yet, then write the report over all files. Returns the exit status: 1 where there is none, or one is of other options."""
+    """As ``Lab.main``."""
     arguments = _arguments(argv)
-    torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
-    words = shlex.join(["online-sao", "bench", "stability", *(sys.argv[1:] if argv is None else argv)])
-    fine = arguments.report_only or run_all(
-        arguments.planned,
-        lambda options: run_file(arguments.out, options),
-        _identity,
-        lambda options, progress: _run_one(options, arguments.out, words, progress),
-        console,
-    )
-    return 0 if report_all(arguments.out, write_report, console) and fine else 1
+    return LAB.main(arguments.planned, arguments, sys.argv[1:] if argv is None else argv)

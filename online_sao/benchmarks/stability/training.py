@@ -21,6 +21,7 @@ from online_sao.algorithm.recipes import Preset, Recipe, recipe
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.tiny_policy import warm_start
 from online_sao.benchmarks.tiny_policy.curves import kept
+from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers
 from online_sao.benchmarks.tiny_policy.sampling import Sampler, Swap, success_rate
 from online_sao.benchmarks.tiny_policy.task import Task
 from online_sao.benchmarks.tiny_policy.versions import Versions
@@ -80,6 +81,9 @@ class RunOptions:
             anchor_coefficient=0.0,
             anchor_gain=0.0,
         )
+
+    def numbers(self) -> dict[str, Any]:
+        return recipe_numbers(self.build_recipe())
 
 
 def run(options: RunOptions, base: Path, progress: Callable[[int, float], None]) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Every run is a file: what an interrupted call goes on with, what is not taken for a run that it is not, and the report over all of them. Knows no
-benchmark."""
+"""Every run is a file: what an interrupted call goes on with, and what is not taken for a run that it is not. Knows no benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from online_sao.algorithm.recipes import Recipe, number_names
 
@@ -46,30 +44,6 @@ def still_to_run(
     return todo, fine
 
 
-def run_all(
-    planned: Sequence[Planned],
-    path: Callable[[Planned], Path],
-    identity: Callable[[Planned], Mapping[str, Any]],
-    run_one: Callable[[Planned, Progress], None],
-    console: Console,
-) -> bool:
-    """``run_one`` for what has no file yet, one after the other. False where a file is there that other options made (``still_to_run``)."""
-    todo, fine = still_to_run(planned, path, identity, console)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("all runs", total=len(todo), note="")
-        for options in todo:
-            run_one(options, progress)
-            progress.advance(whole)
-    return fine
-
-
-def report_all(out: Path, write_report: Callable[[Sequence[Mapping[str, Any]], Path], Sequence[Path]], console: Console) -> bool:
-    """The report over every run of ``out``. False where there is none."""
-    results = [json.loads(path.read_text()) for path in sorted(out.glob("runs/*.json"))]
-    if not results:
-        console.print(f"There are no runs in {out}.", style="red")
-        return False
-    for path in write_report(results, out):
-        console.print(f"wrote {path}", soft_wrap=True)
-    return True
+def read_all(out: Path) -> list[dict[str, Any]]:
+    """Every run of ``out``, in the order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob("runs/*.json"))]

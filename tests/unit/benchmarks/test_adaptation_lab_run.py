@@ -11,7 +11,7 @@ import torch
 from online_sao.algorithm.recipes import CreditInputs
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge, user_of
-from online_sao.benchmarks.adaptation_lab.command import _arguments, main, run_file
+from online_sao.benchmarks.adaptation_lab.command import LAB, _arguments, main
 from online_sao.benchmarks.adaptation_lab.kto import _balanced
 from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
 from online_sao.benchmarks.adaptation_lab.oracle import OracleStudent
@@ -56,7 +56,7 @@ def test_a_recipe_may_have_numbers_of_its_own():
     chosen = options(recipe="sao/paper:adam_beta1=0.2:value_updates=3:uses_values=0").build_recipe()
     assert (chosen.preset, chosen.adam_beta1, chosen.value_updates, chosen.uses_values) == ("paper", 0.2, 3, False)
     assert chosen.policy_learning_rate == LIVE.policy_learning_rate
-    assert run_file(Path("out"), options(recipe="sao/paper:adam_beta1=0.2")).name == "mixed-unnamed-dense-sao-paper-adam_beta1-0.2-seed1.json"
+    assert LAB.run_file(Path("out"), options(recipe="sao/paper:adam_beta1=0.2")).name == "mixed-unnamed-dense-sao-paper-adam_beta1-0.2-seed1.json"
     for wrong, told in (("sao:speed=1", "changes no number"), ("sao:batch_size=4", "changes no number"), ("sao:value_updates=1.5", "a whole number")):
         with pytest.raises(ValueError, match=told):
             options(recipe=wrong)

@@ -1,0 +1,121 @@
+"""A lab of the tiny policy as a command: every run a file, an interrupted call goes on where it was, the report is made of all files. Knows no lab.
+
+What differs from lab to lab is in a ``Lab``; the files and what is not taken for the run that was asked for are run_files.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from online_sao.benchmarks.environment import environment
+from online_sao.benchmarks.report_files import write_result
+from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.tiny_policy.run_files import read_all, still_to_run
+from online_sao.benchmarks.tiny_policy.task import Task
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
+
+console = Console(stderr=True, highlight=False)
+
+
+class RunOptions(Protocol):
+    """A dataclass: what one run is the run of."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def warm_start(self) -> WarmStart: ...
+    @property
+    def title(self) -> str: ...
+    def numbers(self) -> dict[str, Any]: ...
+
+
+Options = TypeVar("Options", bound=RunOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab(Generic[Options]):
+    """``named_by``: the options that a result names beside all others. ``run(options, base, progress)`` makes a run of ``length(options)`` steps from
+    the warm start in the folder ``base``; ``note`` is what is shown of the number that ``progress(step, number)`` tells; ``outcome`` of a result's
+    summary."""
+
+    name: str
+    named_by: tuple[str, ...]
+    task: Callable[[Options], Task]
+    file_name: Callable[[Options], str]
+    length: Callable[[Options], int]
+    run: Callable[[Options, Path, Callable[[int, float], None]], dict[str, Any]]
+    note: Callable[[float], str]
+    summarise: Callable[[Mapping[str, Any]], dict[str, Any]]
+    outcome: Callable[[Mapping[str, Any]], str]
+    write_report: Callable[[Sequence[Mapping[str, Any]], Path], Sequence[Path]]
+
+    def main(self, planned: Sequence[Options], arguments: Namespace, words: Sequence[str]) -> int:
+        """Run what has no file yet, then write the report over all files. ``arguments``: ``out``, ``threads`` (0: all cores), ``report_only``;
+        ``words``: of the command. Returns the exit status: 1 where there is no file, or one is of other options."""
+        torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
+        command = shlex.join(["online-sao", "bench", self.name, *words])
+        fine = arguments.report_only or self._run_all(planned, arguments.out, command)
+        results = read_all(arguments.out)
+        if not results:
+            console.print(f"There are no runs in {arguments.out}.", style="red")
+            return 1
+        for path in self.write_report(results, arguments.out):
+            console.print(f"wrote {path}", soft_wrap=True)
+        return 0 if fine else 1
+
+    def run_file(self, out: Path, options: Options) -> Path:
+        return out / "runs" / f"{self.file_name(options)}-seed{options.seed}.json"
+
+    def _run_all(self, planned: Sequence[Options], out: Path, command: str) -> bool:
+        """One run after the other. False where a file is there that other options made."""
+        todo, fine = still_to_run(planned, lambda options: self.run_file(out, options), _identity, console)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        with Progress(*columns, console=console) as progress:
+            whole = progress.add_task("all runs", total=len(todo), note="")
+            for options in todo:
+                self._run_one(options, out, command, progress)
+                progress.advance(whole)
+        return fine
+
+    def _run_one(self, options: Options, out: Path, command: str, progress: Progress) -> None:
+        bar = progress.add_task(f"{options.title}: warm start", total=options.warm_start.max_steps, note="")
+        base, about = warm_start.obtain(
+            self.task(options),
+            options.seed,
+            options.warm_start,
+            out / "warm-starts",
+            lambda step, most, right: progress.update(bar, completed=step, note=f"{right:.0%} right"),
+        )
+        progress.reset(bar, total=self.length(options), description=options.title, note="")
+        result: dict[str, Any] = {
+            "benchmark": self.name,
+            "format": 1,
+            **{name: getattr(options, name) for name in self.named_by},
+            **_identity(options),
+            "warm_start": about,
+            "threads": torch.get_num_threads(),
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **self.run(options, base, lambda step, number: progress.update(bar, completed=step, note=self.note(number))),
+            "environment": environment(),
+        }
+        result["summary"] = self.summarise(result)
+        write_result(self.run_file(out, options), result)
+        progress.remove_task(bar)
+        progress.console.print(f"{options.title}: {self.outcome(result['summary'])}; {result['seconds']['total']:.0f} s")
+
+
+def _identity(options: RunOptions) -> dict[str, Any]:
+    """What a run is the run of: with another one of these, a file of the same name is not it."""
+    return {"options": asdict(options), "recipe_numbers": options.numbers()}  # type: ignore[call-overload]  # every RunOptions is a dataclass
