@@ -88,6 +88,25 @@ def decoupled_ppo(
         return _weighed(log_k + log_r, low, high & ~low)
 
 
+def tapered(current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> TokenWeights:
+    """The taper of TOPR (arXiv 2503.14286) token by token, and DIS's bounds where a step would lead still further away; r_t = current / behavior.
+
+        w_t = 1             where A_t > 0 and r_t < 1 + epsilon_high
+        w_t = min(r_t, 1)   where A_t ≤ 0 and r_t > 1 − epsilon_low
+        w_t = 0             elsewhere
+
+    All inputs [N]. A good token counts in full however unlikely it has become: that is what brings it back. DIS leaves it out, and PPO's clip counts
+    it with its small ratio. On-policy all three are the same.
+    """
+    with torch.no_grad():
+        log_ratio = _log_ratio(current_logprobs, behavior_logprobs)
+        good = advantages > 0
+        low, high = ~good & (log_ratio <= _below_one(epsilon_low, log_ratio)), good & (log_ratio >= _above_one(epsilon_high, log_ratio))
+        # A ratio that is not finite stays what it is, so that it is left out and counted.
+        log_weight = torch.where(torch.isfinite(log_ratio), torch.where(good, torch.zeros_like(log_ratio), log_ratio.clamp(max=0)), log_ratio)
+        return _weighed(log_weight, low, high)
+
+
 def sequence_rejection(current_logprobs: Tensor, behavior_logprobs: Tensor, trajectory_index: Tensor, limit: float) -> TokenWeights:
     """Whole trajectories in or out, by their drift; inside, the plain ratio (FlashREINFORCE's sequence trust region, its reference implementation).
 

@@ -38,6 +38,7 @@ RecipeName = Literal[
     "sao-step-average",
     "sao-last-token",
     "sao-no-value-pretraining",
+    "sao-tapered",
     "vapo",
     "grpo",
     "grpo-dis",

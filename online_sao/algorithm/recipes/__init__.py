@@ -9,7 +9,7 @@ from online_sao.algorithm.recipes.ablations import every_token, step_average, st
 from online_sao.algorithm.recipes.baselines import batch_mean_advantages, ema_advantages, running_mean_advantages, sequence_weights
 from online_sao.algorithm.recipes.definition import AdvantageEstimator, CreditInputs, Preset, Recipe, TokenWeigher, WeighInputs
 from online_sao.algorithm.recipes.grpo import group_advantages
-from online_sao.algorithm.recipes.ppo import decoupled_weights, ppo_weights
+from online_sao.algorithm.recipes.ppo import decoupled_weights, ppo_weights, tapered_weights
 from online_sao.algorithm.recipes.registry import number_names, recipe, recipe_names, register
 from online_sao.algorithm.recipes.sao import CriticEstimate, calibrated_critic_advantages, critic_advantages, dis_weights, skip_observation
 
@@ -39,6 +39,7 @@ __all__ = [
     "skip_observation",
     "step_average",
     "step_last_token",
+    "tapered_weights",
 ]
 
 for _family in (sao, ablations, ppo, grpo, baselines):

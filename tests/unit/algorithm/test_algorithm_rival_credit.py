@@ -211,7 +211,7 @@ def test_ema_without_a_past_is_the_mean_of_the_batch_nearly() -> None:
 
 WANTED = {
     *("sao", "sao-k1", "sao-unfrozen-attention", "sao-no-skip-observation", "sao-step-average", "sao-last-token", "sao-no-value-pretraining"),
-    *("vapo", "icepop", "ppo-decoupled", "grpo", "grpo-dis", "running-mean", "ema", "batch-mean"),
+    *("sao-tapered", "vapo", "icepop", "ppo-decoupled", "grpo", "grpo-dis", "running-mean", "ema", "batch-mean"),
 }
 
 
@@ -236,6 +236,7 @@ def test_an_ablation_differs_from_sao_in_nothing_but_its_part(preset: str) -> No
     assert differences("sao-no-skip-observation", preset) == {"credit", "observation_values"}
     assert differences("sao-step-average", preset) == differences("sao-last-token", preset) == {"credit"}
     assert differences("sao-no-value-pretraining", preset) == {"value_warmup_updates", "value_pretraining"}
+    assert differences("sao-tapered", preset) == {"weigh"}
     clip = {"weigh", "epsilon_low", "epsilon_high"}
     assert differences("vapo", preset) == clip
     assert differences("icepop", preset) == clip | {"proximal_ratio_low", "proximal_ratio_high", "policy_minibatches"}

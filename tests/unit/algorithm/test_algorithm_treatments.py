@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online_sao.algorithm.importance import TokenWeights, bernoulli_kl, decoupled_ppo, dis, ppo_clip, sequence_rejection
+from online_sao.algorithm.importance import TokenWeights, bernoulli_kl, decoupled_ppo, dis, ppo_clip, sequence_rejection, tapered
 from online_sao.algorithm.losses import policy_loss
 
 F64 = torch.float64
@@ -91,6 +91,27 @@ def test_icepop_with_proximal_as_current_is_dis_in_the_same_band() -> None:
 def test_a_capped_weight_is_left_out_not_cut() -> None:
     result = decoupled_ppo(logs(6.0, 4.0), logs(6.0, 4.0), zeros(2), t(1, 1), 0.2, 0.2, 0.0, 5.0)
     assert (result.weights.tolist(), result.masked_high.tolist()) == (pytest.approx([0.0, 4.0]), [True, False])
+
+
+def test_a_taper_brings_good_tokens_back_and_leaves_bad_ones_where_they_fell() -> None:
+    ratios = (0.01, 0.6, 0.8, 1.5, 7.0)
+    good = tapered(logs(*ratios), zeros(5), t(2, 2, 2, 2, 2), 0.3, 5.0)
+    bad = tapered(logs(*ratios), zeros(5), t(-2, -2, -2, -2, -2), 0.3, 5.0)
+    assert good.weights.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert bad.weights.tolist() == pytest.approx([0.0, 0.0, 0.8, 1.0, 1.0])
+    assert (good.masked_low.any().item(), good.masked_high.tolist()) == (False, [False, False, False, False, True])
+    assert (bad.masked_low.tolist(), bad.masked_high.any().item()) == ([True, True, False, False, False], False)
+
+
+def test_on_policy_a_taper_is_dis() -> None:
+    behavior = logs(0.2, 0.9, 1.0)
+    assert same(tapered(behavior, behavior, t(1, -1, 0), 0.3, 5.0), dis(behavior, behavior, 0.3, 5.0))
+
+
+def test_a_taper_leaves_out_and_counts_what_is_not_finite() -> None:
+    result = tapered(t(NAN, -1, -INF, 0, 0), t(-1, NAN, -1, -INF, -INF), t(1, 1, -1, 1, -1), 0.3, 5.0)
+    assert result.non_finite.all()
+    assert not result.weights.any()
 
 
 def test_bernoulli_kl_by_hand() -> None:
