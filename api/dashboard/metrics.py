@@ -21,6 +21,9 @@ _WORDS = {
     ),
     "policy/masked_fraction_low": MetricWords("… too unlikely now", "Masked tokens whose ratio was at or below 1 − ε low", "percent"),
     "policy/masked_fraction_high": MetricWords("… too likely now", "Masked tokens whose ratio was at or above 1 + ε high", "percent"),
+    "policy/masked_fraction_good": MetricWords(
+        "Good tokens lost", "Of the tokens that pleased, those left out as too unlikely now: while this grows, nothing brings them back", "percent"
+    ),
     "policy/abs_log_ratio_unmasked": MetricWords(
         "Drift, kept tokens", "Mean |log ratio| between now and sampling, of tokens that were trained", digits=3
     ),

@@ -95,11 +95,14 @@ def policy_metrics(result: PolicyPass, advantages: Sequence[Tensor]) -> dict[str
     low = torch.cat([weights.masked_low for weights in result.weights])
     high = torch.cat([weights.masked_high for weights in result.weights])
     broken = torch.cat([weights.non_finite for weights in result.weights])
+    pushes = torch.cat(list(advantages))
+    good = pushes > 0
     gap = diagnostics.log_ratio_gap(log_ratio, kept)
     named = {
         "masked_fraction": (~kept).float().mean(),
         "masked_fraction_low": low.float().mean(),
         "masked_fraction_high": high.float().mean(),
+        "masked_fraction_good": (low & good).sum() / good.sum().clamp(min=1),
         "non_finite_tokens": broken.sum(),
         "abs_log_ratio_masked": gap.masked,
         "abs_log_ratio_unmasked": gap.unmasked,
@@ -110,7 +113,7 @@ def policy_metrics(result: PolicyPass, advantages: Sequence[Tensor]) -> dict[str
         "anchor_coefficient": result.anchor_coefficient,
         "learning_rate": result.learning_rate,
         "entropy": torch.cat(result.entropy).mean(),
-        "advantage_abs_mean": torch.cat(list(advantages)).abs().mean(),
+        "advantage_abs_mean": pushes.abs().mean(),
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "step_applied": result.step_applied,
