@@ -29,6 +29,7 @@ from online_sao.benchmarks import flops, trl_grpo
 from online_sao.benchmarks.learner_report import write_report
 from online_sao.benchmarks.measured import environment, measured, peak_memory, time_by_kind
 from online_sao.benchmarks.peak import matmul_peak, products_rate
+from online_sao.benchmarks.report_files import write_result
 from online_sao.config import LearningSettings, PolicySettings
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.inference.renderer import Renderer
@@ -233,7 +234,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure every case, write them as JSON, then the report. Returns the exit status: 2 if TRL is wanted and not there, 1 if there is
+    """Measure every case and write it as JSON, then the report. Returns the exit status: 2 if TRL is wanted and not there, 1 if there is
     nothing to report on."""
     arguments = _arguments(argv)
     path = arguments.out / "learner.json"
@@ -244,9 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
         arguments.model_path = obtain(arguments.model, PolicySettings().cache_dir)
-        cases = [run_case(case, arguments) for case in _cases(arguments)]
-        result = {"benchmark": "learner", "format": 1, "model": arguments.model, "environment": environment(), "cases": cases}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        result: dict[str, Any] = {"benchmark": "learner", "format": 1, "model": arguments.model, "environment": environment(), "cases": []}
+        for case in _cases(arguments):
+            result["cases"].append(run_case(case, arguments))
+            write_result(path, result, indent=1)  # after each: who is interrupted keeps what was measured, and can have a report of it
     elif not path.exists():
         console.print(f"There is no {path}.", style="red")
         return 1
