@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from online_sao.benchmarks.stability.claims import RECIPES
-from online_sao.benchmarks.stability.command import _arguments, main
+from online_sao.benchmarks.stability.command import LAB, _arguments, main
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
 from online_sao.benchmarks.tiny_policy import warm_start
@@ -82,7 +82,16 @@ def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
     assert "made with other options" in capsys.readouterr().err
 
 
-def test_the_documented_command_and_the_defaults_can_be_run():
-    (command,) = re.findall(r"^online-sao bench stability (.*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
-    assert len(_arguments(shlex.split(command)).planned) == 2 * 4 * 4 * 3
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_documented_commands_and_the_defaults_can_be_run():
+    usual, *others = re.findall(r"^online-sao bench stability (.*)$", (DOCS / "benchmarks.md").read_text(), re.MULTILINE)
+    assert len(_arguments(shlex.split(usual)).planned) == 2 * 4 * 4 * 3
     assert {options.recipe for options in _arguments([]).planned} == set(RECIPES)
+    documented: dict[str, set[str]] = {}
+    for arguments in (_arguments(shlex.split(command)) for command in others):
+        files = {LAB.run_file(arguments.out, options).name for options in arguments.planned}
+        documented[arguments.out.name] = documented.get(arguments.out.name, set()) | files
+    for out, folder in (("stability", "step-1e-3"), ("stability-2e-3", "step-2e-3")):  # what the figures on the page are made of
+        assert {path.name for path in (DOCS / "data" / "stability" / folder / "runs").iterdir()} == documented[out]
