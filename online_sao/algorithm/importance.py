@@ -83,25 +83,26 @@ def decoupled_ppo(
     """
     with torch.no_grad():
         log_k, log_r = _log_ratio(proximal_logprobs, behavior_logprobs), _log_ratio(current_logprobs, proximal_logprobs)
-        low = (log_k < _bound(math.log(lowest) if lowest > 0 else -math.inf, log_k)) | ((advantages < 0) & (log_r <= _below_one(epsilon_low, log_r)))
-        high = (log_k > _bound(math.log(highest), log_k)) | ((advantages > 0) & (log_r >= _above_one(epsilon_high, log_r)))
+        clipped_low, clipped_high = _further_away(log_r, advantages, epsilon_low, epsilon_high)
+        low = (log_k < _bound(math.log(lowest) if lowest > 0 else -math.inf, log_k)) | clipped_low
+        high = (log_k > _bound(math.log(highest), log_k)) | clipped_high
         return _weighed(log_k + log_r, low, high & ~low)
 
 
 def tapered(current_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> TokenWeights:
     """The taper of TOPR (arXiv 2503.14286) token by token, and DIS's bounds where a step would lead still further away; r_t = current / behavior.
 
-        w_t = 1             where A_t > 0 and r_t < 1 + epsilon_high
-        w_t = min(r_t, 1)   where A_t ≤ 0 and r_t > 1 − epsilon_low
-        w_t = 0             elsewhere
+        w_t = 0             where PPO would clip: A_t > 0 and r_t ≥ 1 + epsilon_high, or A_t < 0 and r_t ≤ 1 − epsilon_low
+        w_t = 1             where else A_t > 0
+        w_t = min(r_t, 1)   elsewhere
 
     All inputs [N]. A good token counts in full however unlikely it has become: that is what brings it back. DIS leaves it out, and PPO's clip counts
     it with its small ratio. On-policy all three are the same.
     """
     with torch.no_grad():
         log_ratio = _log_ratio(current_logprobs, behavior_logprobs)
+        low, high = _further_away(log_ratio, advantages, epsilon_low, epsilon_high)
         good = advantages > 0
-        low, high = ~good & (log_ratio <= _below_one(epsilon_low, log_ratio)), good & (log_ratio >= _above_one(epsilon_high, log_ratio))
         # A ratio that is not finite stays what it is, so that it is left out and counted.
         log_weight = torch.where(torch.isfinite(log_ratio), torch.where(good, torch.zeros_like(log_ratio), log_ratio.clamp(max=0)), log_ratio)
         return _weighed(log_weight, low, high)
@@ -169,6 +170,11 @@ def _below_one(epsilon: float, like: Tensor) -> Tensor:
 
 def _above_one(epsilon: float, like: Tensor) -> Tensor:
     return _bound(math.log1p(epsilon), like)
+
+
+def _further_away(log_ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> tuple[Tensor, Tensor]:
+    """Where PPO clips: at the low bound or beyond it with a negative advantage, at the high one or beyond it with a positive."""
+    return (advantages < 0) & (log_ratio <= _below_one(epsilon_low, log_ratio)), (advantages > 0) & (log_ratio >= _above_one(epsilon_high, log_ratio))
 
 
 def _weighed(log_weight: Tensor, low: Tensor, high: Tensor) -> TokenWeights:

@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 
 from online_sao.benchmarks.measured import environment, measured, time_by_kind
 from online_sao.benchmarks.peak import matmul_peak, median_seconds, read_bandwidth
+from online_sao.benchmarks.report_files import write_result
 from online_sao.config import EngineSettings, PolicySettings
 from online_sao.inference.engine import EngineRequest
 from online_sao.inference.renderer import Renderer
@@ -226,7 +227,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     path = arguments.out / "decode.json"
     if not arguments.report_only:
-        arguments.out.mkdir(parents=True, exist_ok=True)
         model_path = obtain(arguments.model, PolicySettings().cache_dir)
         cases = []
         for threads, requests in itertools.product(arguments.threads, arguments.requests):
@@ -234,8 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             case = asyncio.run(decode(settings, model_path, requests, arguments.tokens, arguments.repetitions))
             case["limits"] = limits(load_model(model_path), requests, round(case["context"]), arguments.bandwidth_megabytes)
             cases.append(case)
-        result = {"benchmark": "decode", "format": 1, "model": arguments.model, "environment": environment(), "cases": cases}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+            result = {"benchmark": "decode", "format": 1, "model": arguments.model, "environment": environment(), "cases": cases}
+            write_result(path, result, indent=1)  # after each: who is interrupted keeps what was measured
     elif not path.exists():
         console.print(f"There is no {path}.", style="red")
         return 1

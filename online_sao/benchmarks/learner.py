@@ -242,7 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.trl and not trl_grpo.available():
             console.print(f"TRL is not installed: {trl_grpo.INSTALL}, or --no-trl to measure without it.", style="red", markup=False)
             return 2
-        arguments.out.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
         arguments.model_path = obtain(arguments.model, PolicySettings().cache_dir)
         result: dict[str, Any] = {"benchmark": "learner", "format": 1, "model": arguments.model, "environment": environment(), "cases": []}

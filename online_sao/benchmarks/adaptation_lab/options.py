@@ -10,7 +10,7 @@ from online_sao.algorithm.recipes import Preset, Recipe, number_names, recipe
 from online_sao.benchmarks.adaptation_lab import kto, oracle
 from online_sao.benchmarks.adaptation_lab.answers import Scale
 from online_sao.benchmarks.adaptation_lab.stream import Names, Population, Stream
-from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers
+from online_sao.benchmarks.tiny_policy.lab import recipe_numbers
 from online_sao.benchmarks.tiny_policy.warm_start import CooledWarmStart, WarmStart
 
 LIVE = recipe("sao", "live")

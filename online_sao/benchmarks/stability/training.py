@@ -21,7 +21,7 @@ from online_sao.algorithm.recipes import Preset, Recipe, recipe
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.tiny_policy import warm_start
 from online_sao.benchmarks.tiny_policy.curves import kept
-from online_sao.benchmarks.tiny_policy.run_files import recipe_numbers
+from online_sao.benchmarks.tiny_policy.lab import recipe_numbers
 from online_sao.benchmarks.tiny_policy.sampling import Sampler, Swap, success_rate
 from online_sao.benchmarks.tiny_policy.task import Task
 from online_sao.benchmarks.tiny_policy.versions import Versions

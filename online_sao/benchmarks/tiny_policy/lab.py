@@ -1,10 +1,11 @@
 """A lab of the tiny policy as a command: every run a file, an interrupted call goes on where it was, the report is made of all files. Knows no lab.
 
-What differs from lab to lab is in a ``Lab``; the files and what is not taken for the run that was asked for are run_files.py's.
+Owns what a file says, and what is not taken for the run that was asked for. What differs from lab to lab is in a ``Lab``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from argparse import Namespace
@@ -18,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from online_sao.algorithm.recipes import Recipe, number_names
 from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.report_files import write_result
 from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.run_files import read_all, still_to_run
 from online_sao.benchmarks.tiny_policy.task import Task
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
@@ -66,7 +67,7 @@ class Lab(Generic[Options]):
         torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
         command = shlex.join(["online-sao", "bench", self.name, *words])
         fine = arguments.report_only or self._run_all(planned, arguments.out, command)
-        results = read_all(arguments.out)
+        results = [json.loads(path.read_text()) for path in sorted(arguments.out.glob("runs/*.json"))]
         if not results:
             console.print(f"There are no runs in {arguments.out}.", style="red")
             return 1
@@ -79,7 +80,7 @@ class Lab(Generic[Options]):
 
     def _run_all(self, planned: Sequence[Options], out: Path, command: str) -> bool:
         """One run after the other. False where a file is there that other options made."""
-        todo, fine = still_to_run(planned, lambda options: self.run_file(out, options), _identity, console)
+        todo, fine = self._still_to_run(planned, out)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
         with Progress(*columns, console=console) as progress:
             whole = progress.add_task("all runs", total=len(todo), note="")
@@ -87,6 +88,22 @@ class Lab(Generic[Options]):
                 self._run_one(options, out, command, progress)
                 progress.advance(whole)
         return fine
+
+    def _still_to_run(self, planned: Sequence[Options], out: Path) -> tuple[list[Options], bool]:
+        """Those that have no file yet; and False where a file is there that is not what was asked for, which is said."""
+        todo, fine = [], True
+        for options in planned:
+            file = self.run_file(out, options)
+            if not file.exists():
+                todo.append(options)
+                continue
+            found, wanted = json.loads(file.read_text()), json.loads(json.dumps(_identity(options)))
+            if any(found.get(key) != value for key, value in wanted.items()):
+                fine = False
+                console.print(f"{options.title}: {file} was made with other options or recipe numbers; remove it, or name another --out", style="red")
+        if len(todo) < len(planned) and fine:
+            console.print(f"[dim]{len(planned) - len(todo)} of {len(planned)} runs are there already[/dim]")
+        return todo, fine
 
     def _run_one(self, options: Options, out: Path, command: str, progress: Progress) -> None:
         bar = progress.add_task(f"{options.title}: warm start", total=options.warm_start.max_steps, note="")
@@ -119,3 +136,7 @@ class Lab(Generic[Options]):
 def _identity(options: RunOptions) -> dict[str, Any]:
     """What a run is the run of: with another one of these, a file of the same name is not it."""
     return {"options": asdict(options), "recipe_numbers": options.numbers()}  # type: ignore[call-overload]  # every RunOptions is a dataclass
+
+
+def recipe_numbers(chosen: Recipe) -> dict[str, Any]:
+    return {"name": chosen.name, "preset": chosen.preset, **{name: getattr(chosen, name) for name in number_names()}}
