@@ -34,6 +34,8 @@ from online_sao.config import LearningSettings, PolicySettings
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.inference.renderer import Renderer
 from online_sao.learner.learner import Learner
+from online_sao.learner.ranks import Ranks
+from online_sao.learner.threads import Threads
 from online_sao.models.catalog import load_model, obtain
 from online_sao.models.projections import find_projections
 from online_sao.simulation.prompts import TRAINING
@@ -84,55 +86,94 @@ def make_trajectories(model_path: Path, case: Case, vocabulary: int) -> list[Tra
     return made
 
 
-class Contestant:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all learners of a case have in common. ``at_once``: the microbatches they compute side by side."""
+
+    model_path: Path
+    trajectories: Sequence[Trajectory]
+    rank: int
+    microbatch_tokens: int
+    at_once: int
+
+
+class Ours:
     """A learner that stands before its second update (the first has the warm-up passes), and goes back there before every step."""
 
-    def __init__(self, model_path: Path, trajectories: Sequence[Trajectory], chosen: Recipe, rank: int, microbatch_tokens: int) -> None:
-        self.learner = Learner.open(model_path, chosen, lora_rank=rank, lora_alpha=2 * rank)
-        self.batch = self._sampled(trajectories, microbatch_tokens)
-        self.learner.update(self.batch)
-        self._state = self.learner.snapshot()
-        self.batch = self._sampled(trajectories, microbatch_tokens)
+    def __init__(self, setting: Setting, chosen: Recipe, ranks: Ranks) -> None:
+        self._setting, self.recipe = setting, chosen
+        self._learner = Learner.open(setting.model_path, chosen, lora_rank=setting.rank, lora_alpha=2 * setting.rank, ranks=ranks)
+        self.batch = self._sampled()
+        self._learner.update(self.batch)
+        self._state = self._learner.snapshot()
+        self.batch = self._sampled()
 
-    def _sampled(self, trajectories: Sequence[Trajectory], microbatch_tokens: int) -> TrainBatch:
+    def _sampled(self) -> TrainBatch:
         """As if the policy had just sampled them: no token is masked."""
         seen = []
-        for trajectory in trajectories:
+        for trajectory in self._setting.trajectories:
             first = trajectory.loss_mask.index(True)
-            logprobs = self.learner.score(trajectory.token_ids[:first], trajectory.token_ids[first:], 1.0)
+            logprobs = self._learner.score(trajectory.token_ids[:first], trajectory.token_ids[first:], 1.0)
             seen.append(replace(trajectory, behavior_logprobs=(0.0,) * first + tuple(logprobs)))
-        return pack(seen, microbatch_tokens)
+        return pack(seen, self._setting.microbatch_tokens, self._setting.at_once)
 
     def prepare(self) -> None:
-        self.learner.restore(self._state)
+        self._learner.restore(self._state)
 
     def step(self) -> dict[str, float]:
-        metrics = self.learner.update(self.batch).metrics
+        metrics = self._learner.update(self.batch).metrics
         return {"value": metrics["value/seconds"], "policy": metrics["policy/seconds"], "masked": metrics["policy/masked_fraction"]}
 
+    def to_count(self) -> Ours:
+        """The same with its microbatches one after the other: operations are counted in the thread that asks for it."""
+        return Ours(self._setting, self.recipe, Ranks())
 
-Step = tuple[Callable[[], Any], Callable[[], Any]]
-"""What comes before each step, and the step."""
+
+class Theirs:
+    """TRL's GRPO step, which keeps no state that has to be put back."""
+
+    def __init__(self, setting: Setting, with_reference: bool, folder: Path) -> None:
+        self._step = trl_grpo.GRPOStep(
+            setting.model_path,
+            setting.trajectories,
+            rank=setting.rank,
+            alpha=2 * setting.rank,
+            learning_rate=1e-5,
+            with_reference=with_reference,
+            folder=folder,
+        )
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def step(self) -> dict[str, float]:
+        self._step()
+        return {}
+
+    def to_count(self) -> Theirs:
+        return self
 
 
 def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """All contestants on one batch, taking turns."""
     model = load_model(arguments.model_path)
     shape, weights = flops.Shape.of(model), [model.get_submodule(name).weight for name in find_projections(model).names]
-    trajectories = make_trajectories(arguments.model_path, case, shape.vocabulary)
-    learners = {name: Contestant(arguments.model_path, trajectories, recipe(name, "live"), case.rank, arguments.microbatch_tokens) for name in OURS}
-    batch = learners["sao"].batch
-    work = flops.Work.of(batch)
+    trajectories, at_once = make_trajectories(arguments.model_path, case, shape.vocabulary), arguments.at_once
+    setting = Setting(arguments.model_path, trajectories, case.rank, arguments.microbatch_tokens, at_once)
+    ours = {name: Ours(setting, recipe(name, "live"), Threads(at_once) if at_once > 1 else Ranks()) for name in OURS}
+    batch = ours["sao"].batch
+    # Rows made for threads to share compute a prefix more than once, which need not be.
+    work, necessary = flops.Work.of(batch), flops.Work.of(pack(batch.trajectories, arguments.microbatch_tokens))
     row, matrices = round(work.tokens / len(batch.microbatches)), [(matrix.inputs, matrix.outputs) for matrix in shape.matrices]
-    needed = {name: flops.update(shape, work, learner.learner.recipe, case.rank) for name, learner in learners.items()}
+    needed = {name: flops.update(shape, necessary, one.recipe, case.rank) for name, one in ours.items()}
     tokens = sum(len(trajectory.token_ids) for trajectory in trajectories)
     with tempfile.TemporaryDirectory() as scratch:
-        steps: dict[str, Step] = {name: (learner.prepare, learner.step) for name, learner in learners.items()}
+        contestants: dict[str, Ours | Theirs] = dict(ours)
         if arguments.trl:
-            steps |= {name: (_nothing, _grpo(case, trajectories, arguments.model_path, Path(scratch), wanted)) for name, wanted in RIVALS.items()}
+            contestants |= {name: Theirs(setting, wanted, Path(scratch)) for name, wanted in RIVALS.items()}
         repetitions = arguments.repetitions if case.what == "usual" else arguments.growth_repetitions
-        runs = _take_turns(steps, repetitions, f"{case.what} {case.size}", lambda: matmul_peak(row, matrices, PEAK_REPETITIONS))
-        results = {name: _result(steps[name], runs[name], tokens, needed.get(name)) for name in steps}
+        runs = _take_turns(contestants, repetitions, f"{case.what} {case.size}", lambda: matmul_peak(row, matrices, PEAK_REPETITIONS))
+        results = {name: _result(one, runs[name], tokens, needed.get(name)) for name, one in contestants.items()}
     return {
         "what": case.what,
         "size": case.size,
@@ -148,40 +189,34 @@ def run_case(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _grpo(case: Case, trajectories: Sequence[Trajectory], model_path: Path, folder: Path, with_reference: bool) -> Callable[[], float]:
-    return trl_grpo.GRPOStep(
-        model_path, trajectories, rank=case.rank, alpha=2 * case.rank, learning_rate=1e-5, with_reference=with_reference, folder=folder
-    )
-
-
-def _take_turns(steps: dict[str, Step], repetitions: int, title: str, peak: Callable[[], float]) -> dict[str, list[dict[str, Any]]]:
+def _take_turns(contestants: dict[str, Ours | Theirs], repetitions: int, title: str, peak: Callable[[], float]) -> dict[str, list[dict[str, Any]]]:
     """Every contestant once each turn, who is first changing; one turn before those that count. The peak is measured beside every step, so that a
     share of it compares what the machine gave at the same time."""
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in steps}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for turn in track(range(repetitions + 1), title, console=console):
-        for name in list(steps)[:: 1 if turn % 2 else -1]:
-            prepare, step = steps[name]
-            prepare()
+        for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            contestants[name].prepare()
             rate = peak()
             began, began_cpu = time.perf_counter(), time.process_time()
-            said = step()
+            said = contestants[name].step()
             seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
             if turn:
-                runs[name].append({"seconds": seconds, "cpu_seconds": cpu, "peak": rate, **(said if isinstance(said, dict) else {})})
+                runs[name].append({"seconds": seconds, "cpu_seconds": cpu, "peak": rate, **said})
     return runs
 
 
-def _result(steps: Step, runs: Sequence[dict[str, Any]], tokens: int, needed: dict[str, int] | None) -> dict[str, Any]:
+def _result(contestant: Ours | Theirs, runs: Sequence[dict[str, Any]], tokens: int, needed: dict[str, int] | None) -> dict[str, Any]:
     """The measured runs, and three more steps: to count operations, to see where the time goes, to see the memory."""
-    prepare, step = steps
-    prepare()
+    counted = contestant.to_count()
+    counted.prepare()
     with flops.Executed() as executed:
-        step()
-    prepare()
-    with time_by_kind() as kinds:
-        step()
-    prepare()
-    memory = peak_memory(step)
+        counted.step()
+    del counted
+    contestant.prepare()
+    with time_by_kind(all_threads=True) as kinds:
+        contestant.step()
+    contestant.prepare()
+    memory = peak_memory(contestant.step)
     seconds = measured([run["seconds"] for run in runs])
     at_peak = [run["seconds"] * run["peak"] for run in runs]
     total = sum(needed.values()) if needed else None
@@ -199,10 +234,6 @@ def _result(steps: Step, runs: Sequence[dict[str, Any]], tokens: int, needed: di
         "time_by_kind": kinds,
         "memory": memory,
     }
-
-
-def _nothing() -> None:
-    """What a contestant that keeps no state does before a step."""
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
@@ -227,6 +258,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 64], help="LoRA ranks, beside the usual 16")
     parser.add_argument("--microbatch-tokens", type=int, default=LearningSettings().microbatch_tokens, help="as learning.microbatch_tokens")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: all cores")
+    parser.add_argument("--at-once", type=int, default=0, help="microbatches our updates compute side by side; 0: one a thread")
     parser.add_argument("--no-trl", dest="trl", action="store_false", help="without TRL, which is not needed then")
     parser.add_argument("--out", type=Path, default=Path("learner-bench"), help="folder of learner.json, report.md and growth.png")
     parser.add_argument("--report-only", action="store_true", help="make the report anew from learner.json")
@@ -243,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"TRL is not installed: {trl_grpo.INSTALL}, or --no-trl to measure without it.", style="red", markup=False)
             return 2
         torch.set_num_threads(arguments.threads or os.cpu_count() or 1)
+        arguments.at_once = arguments.at_once or torch.get_num_threads()
         arguments.model_path = obtain(arguments.model, PolicySettings().cache_dir)
         result: dict[str, Any] = {"benchmark": "learner", "format": 1, "model": arguments.model, "environment": environment(), "cases": []}
         for case in _cases(arguments):

@@ -62,7 +62,7 @@ class LearningSettings(Group):
     preset: Literal["live", "paper"] = "live"
     """Which column of numbers: ``live`` (measured for small live traffic) or ``paper`` (arXiv 2607.07508)."""
     threads: int = Field(0, ge=0)
-    """Torch threads of the learner. 0: all cores."""
+    """Torch threads of the learner. 0: all cores. On a CPU each takes a microbatch of its own, where the batch is large enough."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the learner computes. With ``cuda`` every rank takes a GPU of its own, and gradients meet over NCCL."""
     ranks: int = Field(1, ge=1)

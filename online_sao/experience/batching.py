@@ -55,8 +55,13 @@ class TrainBatch:
     """N of all microbatches together: the divisor of every loss."""
 
 
-def pack(trajectories: Sequence[Trajectory], max_tokens: int) -> TrainBatch:
-    """Pack whole trajectories into as few microbatches of at most ``max_tokens`` tokens as first-fit by falling length finds.
+SMALLEST_SHARE = 64
+"""Tokens of a microbatch below which a batch is not shared out further: the weights are read for each, and a prefix computed."""
+
+
+def pack(trajectories: Sequence[Trajectory], max_tokens: int, at_least: int = 1) -> TrainBatch:
+    """Pack whole trajectories into as few microbatches of at most ``max_tokens`` tokens as first-fit by falling length finds; but into
+    ``at_least`` so many, of about equal size, as long as each has SMALLEST_SHARE tokens.
 
     A trajectory longer than ``max_tokens`` is never split: it gets a microbatch of its own. The result depends on the input alone.
 
@@ -69,14 +74,12 @@ def pack(trajectories: Sequence[Trajectory], max_tokens: int) -> TrainBatch:
         raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     for trajectory in trajectories:
         _check(trajectory)
-    rows: list[_Row] = []
-    for index in sorted(range(len(trajectories)), key=lambda i: (-len(trajectories[i].token_ids), i)):
-        fitting = (row for row in rows if row.length_with(trajectories[index]) <= max_tokens)
-        row = next(fitting, None)
-        if row is None:
-            row = _Row()
-            rows.append(row)
-        row.add(index, trajectories[index])
+    by_length = sorted(range(len(trajectories)), key=lambda i: (-len(trajectories[i].token_ids), i))
+    rows = _first_fit(trajectories, by_length, max_tokens)
+    shares = min(at_least, len(trajectories), sum(row.length for row in rows) // SMALLEST_SHARE)
+    if len(rows) < shares:
+        shared_out = _shared_out(trajectories, by_length, shares)
+        rows = shared_out if max(row.length for row in shared_out) <= max(max_tokens, rows[0].length) else rows
     return TrainBatch(
         microbatches=tuple(row.build() for row in rows),
         trajectories=tuple(trajectories),
@@ -91,6 +94,11 @@ class _Row:
     indices: list[int] = field(default_factory=list)
     members: list[Trajectory] = field(default_factory=list)
     prefix: Sequence[int] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens T of the row."""
+        return len(self.prefix) + sum(_num_states(member) - len(self.prefix) for member in self.members)
 
     def length_with(self, trajectory: Trajectory) -> int:
         """Tokens T of the row, were ``trajectory`` added to it."""
@@ -137,6 +145,26 @@ class _Row:
             temperatures=on_actions([value for member in self.members for value in member.temperatures]),
             rewards=on_actions([value for member in self.members for value in member.rewards]),
         )
+
+
+def _first_fit(trajectories: Sequence[Trajectory], order: Sequence[int], max_tokens: int) -> list[_Row]:
+    rows: list[_Row] = []
+    for index in order:
+        fitting = (row for row in rows if row.length_with(trajectories[index]) <= max_tokens)
+        row = next(fitting, None)
+        if row is None:
+            row = _Row()
+            rows.append(row)
+        row.add(index, trajectories[index])
+    return rows
+
+
+def _shared_out(trajectories: Sequence[Trajectory], order: Sequence[int], count: int) -> list[_Row]:
+    """Each to the row that is shortest with it."""
+    rows = [_Row() for _ in range(count)]
+    for index in order:
+        min(rows, key=lambda row: row.length_with(trajectories[index])).add(index, trajectories[index])
+    return rows
 
 
 def _num_states(trajectory: Trajectory) -> int:

@@ -62,7 +62,9 @@ class PolicyTrainer:
             def work(number: int, share: range = share, num_action_tokens: int = num_action_tokens) -> PolicyPiece:
                 index = share[number]
                 then = None if proximal is None else proximal[index]
-                return accumulate(self._model, recipe, batch.microbatches[index], advantages[index], beta, num_action_tokens, then)
+                return accumulate(
+                    self._model, recipe, batch.microbatches[index], advantages[index], beta, num_action_tokens, self._ranks.backward, then
+                )
 
             self._optimizer.zero_grad(set_to_none=True)
             found = self._ranks.each(len(share), work, check, trained_parameters(self._optimizer))
@@ -104,9 +106,10 @@ def accumulate(
     advantages: Tensor,
     beta: float,
     num_action_tokens: int,
+    backward: Callable[[Tensor, Tensor | None], None],
     proximal_logprobs: Tensor | None = None,
 ) -> PolicyPiece:
-    """Forward and backward of one microbatch; gradients add up in the policy's parameters. ``beta`` is the anchor's coefficient,
+    """Forward and backward of one microbatch; ``backward`` leaves the gradients (ranks.py). ``beta`` is the anchor's coefficient,
     ``num_action_tokens`` N of the whole step, over all microbatches and ranks. ``proximal_logprobs`` [N_m]: None where they are the current ones.
 
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
@@ -114,25 +117,26 @@ def accumulate(
     """
     microbatch, advantages = microbatch.to(policy.device), advantages.to(policy.device)
     base_states = policy.base_states(*forward_inputs(microbatch))
-    states = policy.states(*forward_inputs(microbatch))
-    leaf = states.detach().requires_grad_()
-    ids, temperatures = microbatch.action_ids, microbatch.temperatures
-    current = _logprobs(policy, leaf, microbatch)
-    proximal = current if proximal_logprobs is None else proximal_logprobs.to(policy.device)
-    decided = recipe.token_weights(WeighInputs(current, microbatch.behavior_logprobs, proximal, advantages, microbatch.trajectory_index))
-    losses, kl_base, entropies = [], [], []
-    for c in _chunks(len(leaf)):
-        distribution = tempered_log_softmax(policy.logits(leaf[c]), temperatures[c])
-        loss = policy_loss(distribution.of(ids[c]), decided.weights[c], advantages[c], num_action_tokens)
-        with torch.set_grad_enabled(beta > 0):
-            base = tempered_log_softmax(policy.logits(base_states[c]), temperatures[c])
-            anchor = anchor_loss(distribution, base, num_action_tokens)
-        total = loss + beta * anchor
-        total.backward()  # type: ignore[no-untyped-call]
-        losses.append(float(total.detach()))
-        kl_base.append(float(anchor.detach()))
-        entropies.append(entropy(distribution).cpu())
-    states.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    with policy.active():
+        states = policy.states(*forward_inputs(microbatch))
+        leaf = states.detach().requires_grad_()
+        ids, temperatures = microbatch.action_ids, microbatch.temperatures
+        current = _logprobs(policy, leaf, microbatch)
+        proximal = current if proximal_logprobs is None else proximal_logprobs.to(policy.device)
+        decided = recipe.token_weights(WeighInputs(current, microbatch.behavior_logprobs, proximal, advantages, microbatch.trajectory_index))
+        losses, kl_base, entropies = [], [], []
+        for c in _chunks(len(leaf)):
+            distribution = tempered_log_softmax(policy.logits(leaf[c]), temperatures[c])
+            loss = policy_loss(distribution.of(ids[c]), decided.weights[c], advantages[c], num_action_tokens)
+            with torch.set_grad_enabled(beta > 0):
+                base = tempered_log_softmax(policy.logits(base_states[c]), temperatures[c])
+                anchor = anchor_loss(distribution, base, num_action_tokens)
+            total = loss + beta * anchor
+            total.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(total.detach()))
+            kl_base.append(float(anchor.detach()))
+            entropies.append(entropy(distribution).cpu())
+        backward(states, leaf.grad)
     decided = TokenWeights(**{item.name: getattr(decided, item.name).cpu() for item in fields(decided)})
     return PolicyPiece(losses, kl_base, entropies, decided, (current - microbatch.behavior_logprobs).cpu())
 

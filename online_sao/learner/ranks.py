@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from online_sao.errors import OnlineSAOError, RanksLostError
@@ -41,6 +41,8 @@ class Ranks:
 
     rank = 0
     size = 1
+    at_once = 1
+    """Microbatches that are computed at the same time: a batch wants to be packed into no fewer."""
     sharded = False
     """Whether the frozen base is divided among the ranks: then every forward pass needs all of them."""
 
@@ -59,6 +61,10 @@ class Ranks:
             check()
             results.append(work(number))
         return results
+
+    def backward(self, output: Tensor, gradient: Tensor | None = None) -> None:
+        """How ``work`` leaves its gradients in ``trained``: those of ``output``, in whose direction ``gradient`` says."""
+        output.backward(gradient)  # type: ignore[no-untyped-call]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """The gradients of all ranks added up, on all of them. Losses are sums over one N (docs/algorithm.md): nothing is averaged."""
@@ -80,6 +86,7 @@ class ProcessGroup(Ranks):
 
     def __init__(self, *, sharded: bool = False) -> None:
         self.rank, self.size, self.sharded = dist.get_rank(), dist.get_world_size(), sharded
+        self.at_once = self.size
 
     def place(self, backbone: Backbone, device: str) -> None:
         if self.sharded:

@@ -69,9 +69,10 @@ class ValueTrainer:
         result = ValuePass()
 
         def accumulate(index: int) -> tuple[float, Tensor]:
-            values = self._model.values(*forward_inputs(batch.microbatches[index].to(self._model.device)))
-            loss = value_loss(values, targets[index].to(self._model.device), batch.num_action_tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._model.active():
+                values = self._model.values(*forward_inputs(batch.microbatches[index].to(self._model.device)))
+                loss = value_loss(values, targets[index].to(self._model.device), batch.num_action_tokens)
+                self._ranks.backward(loss)
             return float(loss.detach()), values.detach().cpu()
 
         for number in range(passes):
@@ -154,9 +155,9 @@ class ValueTrainer:
         shuffled = list(trajectories)
         random.Random(seed).shuffle(shuffled)
         count = max(1, len(shuffled) // 5)
-        held_out, training = pack(shuffled[:count], max_tokens), shuffled[count:]
+        held_out, training = pack(shuffled[:count], max_tokens, self._ranks.at_once), shuffled[count:]
         held_out_returns = batch_returns(held_out, gamma)
-        chunks = [pack(training[start : start + batch_size], max_tokens) for start in range(0, len(training), batch_size)]
+        chunks = [pack(training[start : start + batch_size], max_tokens, self._ranks.at_once) for start in range(0, len(training), batch_size)]
         best_values = self.read(held_out, check)
         before = best = _explained(held_out_returns, best_values)
         best_state, best_epoch = self._state(), 0

@@ -6,6 +6,9 @@ the value model. Knows nothing of losses, optimisers, trajectories or files.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
 from typing import Literal
 
 import torch
@@ -45,6 +48,8 @@ class Backbone:
         self._causal_model = base
         self._active: AdapterName | None = None
         self._peft.base_model.disable_adapter_layers()
+        self._inside = 0
+        self._turn = Condition()
         # train() would switch dropout on; the policy that learns must be the policy that sampled.
         self._peft.eval()
 
@@ -108,17 +113,18 @@ class Backbone:
     def hidden(self, adapter: AdapterName | None, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> Tensor:
         """Final hidden states [T, H] of one packed row (experience.batching): a token sees earlier ones of segment 0 and of its own segment.
 
-        ``adapter`` None is the base model. Never with a cache: transformers would take the positions for a continuation of it.
+        ``adapter`` None is the base model. Never with a cache: transformers would take the positions for a continuation of it. Threads may call
+        it side by side; who wants gradients of it stays ``under`` the adapter until the backward pass is through.
         """
-        self._activate(adapter)
         blocks = find_blocks_of(segment_ids)
-        output = self._causal_model.base_model(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=position_ids.unsqueeze(0),
-            attention_mask=self._attention_mask(position_ids, segment_ids, blocks),
-            blocks=blocks,
-            use_cache=False,
-        )
+        with self.under(adapter):
+            output = self._causal_model.base_model(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=position_ids.unsqueeze(0),
+                attention_mask=self._attention_mask(position_ids, segment_ids, blocks),
+                blocks=blocks,
+                use_cache=False,
+            )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -139,6 +145,21 @@ class Backbone:
         """Vocabulary logits [N, V] of hidden states [N, H]. The output matrix is by far the largest: give it only the positions needed."""
         logits: Tensor = self._causal_model.get_output_embeddings()(hidden)
         return logits
+
+    @contextmanager
+    def under(self, adapter: AdapterName | None) -> Iterator[None]:
+        """Inside, ``adapter`` is the active one and its parameters alone require gradients. That is one switch for the whole module: threads that
+        want the same compute side by side, and who wants another waits until none is left inside. Nested, only of the same."""
+        with self._turn:
+            self._turn.wait_for(lambda: adapter == self._active or not self._inside)
+            self._activate(adapter)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._inside -= 1
+                self._turn.notify_all()
 
     def _activate(self, adapter: AdapterName | None) -> None:
         if adapter == self._active:

@@ -5,6 +5,8 @@ Owns where a token's logits are read (one position before it). Knows nothing of 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,10 @@ class PolicyModel:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self._backbone.adapter_parameters("policy")
+
+    def active(self) -> AbstractContextManager[None]:
+        """Around a forward pass and its backward pass, where other threads compute with the same backbone (Backbone.under)."""
+        return self._backbone.under("policy")
 
     def states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
         """Hidden states [N, H] at ``state_positions`` [N] of a packed row [T]: each produces one action token. With gradient."""

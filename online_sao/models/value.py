@@ -5,6 +5,8 @@ Owns the scalar head and where a value is read. Knows nothing of targets, losses
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,10 @@ class ValueModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         head = {f"value_head.{name}": parameter for name, parameter in self.head.named_parameters()}
         return {**self._backbone.adapter_parameters("value"), **head}
+
+    def active(self) -> AbstractContextManager[None]:
+        """Around a forward pass and its backward pass, where other threads compute with the same backbone (Backbone.under)."""
+        return self._backbone.under("value")
 
     def values(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
         """V(a_t) [N] of N tokens (action tokens, as a rule) of a packed row [T], read at ``state_positions``: the states that produce them. Read at

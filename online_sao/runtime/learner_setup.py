@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from online_sao.algorithm.recipes import Recipe, recipe
 from online_sao.config import LearningSettings, Settings
 from online_sao.errors import ConfigurationError
 from online_sao.learner.learner import Learner
 from online_sao.learner.ranks import Ranks
+from online_sao.learner.threads import Threads
 from online_sao.models.catalog import base_digest, obtain
 from online_sao.publishing.base_identity import BaseIdentity, require_same_base
 
@@ -49,6 +51,12 @@ def build_learner(settings: Settings, ranks: Ranks | None = None) -> Learner:
         lora_rank=policy.lora_rank,
         lora_alpha=policy.lora_alpha,
         seed=settings.learning.seed,
-        ranks=ranks,
+        ranks=ranks or alone(settings),
         device=settings.learning.device,
     )
+
+
+def alone(settings: Settings) -> Ranks:
+    """How one process makes an update with nobody else: its cores take microbatches side by side. A GPU is kept busy by one."""
+    threads = settings.learning.threads or os.cpu_count() or 1
+    return Threads(threads) if settings.learning.device == "cpu" and threads > 1 else Ranks()

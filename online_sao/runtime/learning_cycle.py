@@ -162,7 +162,7 @@ class LearningCycle:
     async def _update(self, batch: ClaimedBatch) -> UpdateReport:
         """Raises UpdateCancelledError on a stop, RanksLostError where the learner can compute no more. Any other failure is a report with a problem,
         so that the batch is refused, not tried for ever."""
-        packed = pack(batch.trajectories, self._settings.learning.microbatch_tokens)
+        packed = pack(batch.trajectories, self._settings.learning.microbatch_tokens, self._learner.ranks.at_once)
         work = asyncio.create_task(self._compute.run(lambda: self._learner.update(packed, cancelled=self._stopping.is_set)))
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)

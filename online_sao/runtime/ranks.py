@@ -24,7 +24,7 @@ from online_sao import logs
 from online_sao.config import Settings
 from online_sao.errors import RanksLostError
 from online_sao.learner.ranks import ProcessGroup, Ranks
-from online_sao.runtime.learner_setup import build_learner
+from online_sao.runtime.learner_setup import alone, build_learner
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def join(settings: Settings) -> Ranks:
     size = settings.learning.ranks
     if not dist.is_initialized():
         if size == 1:
-            return Ranks()
+            return alone(settings)
         # A file, not a port: whoever could write to it could make the ranks believe anything.
         folder = settings.storage.data_dir.absolute() / "ranks"
         shutil.rmtree(folder, ignore_errors=True)

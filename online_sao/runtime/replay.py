@@ -22,6 +22,7 @@ from online_sao.experience.batching import pack
 from online_sao.learner.learner import Learner
 from online_sao.models.catalog import obtain
 from online_sao.publishing import gates
+from online_sao.runtime.learner_setup import alone
 from online_sao.runtime.replay_input import METRICS_FILE, Source
 from online_sao.runtime.tensorboard import MetricFiles
 from online_sao.types import Trajectory
@@ -48,7 +49,14 @@ def replay(settings: Settings, recipe: Recipe, source: Source, out: Path, tell: 
     """
     policy = settings.policy
     model_path = obtain(policy.model, policy.cache_dir)
-    learner = Learner.open(model_path, recipe, lora_rank=policy.lora_rank, lora_alpha=policy.lora_alpha, seed=settings.learning.seed)
+    learner = Learner.open(
+        model_path,
+        recipe,
+        lora_rank=policy.lora_rank,
+        lora_alpha=policy.lora_alpha,
+        seed=settings.learning.seed,
+        ranks=alone(settings),
+    )
     largest = max(max(trajectory.token_ids) for trajectory in source.trajectories)
     if largest >= learner.vocabulary_size:
         raise ConfigurationError(f"The export holds token {largest}, the model {policy.model} has {learner.vocabulary_size}: name its model.")
@@ -72,7 +80,7 @@ def replay(settings: Settings, recipe: Recipe, source: Source, out: Path, tell: 
 def _update(settings: Settings, learner: Learner, number: int, batch: list[Trajectory]) -> Update:
     started = time.perf_counter()
     before = learner.snapshot()
-    report = learner.update(pack(batch, settings.learning.microbatch_tokens))
+    report = learner.update(pack(batch, settings.learning.microbatch_tokens, learner.ranks.at_once))
     refused = gates.check(report, settings.gates)
     if refused is not None:
         learner.restore(before)

@@ -23,6 +23,7 @@ def one_thread():
 
 def test_the_learner_benchmark_from_end_to_end(tmp_path):
     sizes = ["--batches", "2", "--lengths", "--ranks", "2", "--repetitions", "2", "--growth-repetitions", "1", "--tokens", "4", "--threads", "1"]
+    sizes += ["--at-once", "2"]
     command = ["--model", str(tiny_model()), "--no-trl", *sizes, "--out", str(tmp_path)]
     assert learner.main(command) == 0
     usual, fewer, rank = json.loads((tmp_path / "learner.json").read_text())["cases"]
@@ -36,6 +37,7 @@ def test_the_learner_benchmark_from_end_to_end(tmp_path):
         assert sum(sao["executed_flops"].values()) > sao["flops"]
         assert sao["masked_fraction"] == 0, "the batch is on-policy"
         assert sum(sao["time_by_kind"].values()) == pytest.approx(1)
+        assert sao["time_by_kind"]["products"] > 0.05, "operators of all threads are seen"
         assert cheap["parts"]["value"]["median"] == 0
     assert usual["contestants"]["sao"]["flops"] > fewer["contestants"]["sao"]["flops"]
     report = (tmp_path / "report.md").read_text()

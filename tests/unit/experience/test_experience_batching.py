@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from online_sao.experience import batching
 from online_sao.experience.batching import PackedMicrobatch, pack
 from online_sao.types import Trajectory
 
@@ -90,6 +91,18 @@ def test_a_microbatch_may_be_exactly_full() -> None:
     assert len(pack([sharing(1, "xyz", "AA"), sharing(2, "xyz", "AA")], 4).microbatches) == 2
 
 
+def test_a_batch_is_shared_out_among_those_who_compute_at_once() -> None:
+    long, short = "." * 40 + "A" * 41, "." * 20 + "A" * 21
+    trajectories = [trajectory(1, short), trajectory(2, long), trajectory(3, short), trajectory(4, long), trajectory(5, short)]
+    assert len(pack(trajectories, 1000).microbatches) == 1
+    two = pack(trajectories, 1000, 2).microbatches
+    assert [sorted(set(micro.trajectory_index.tolist())) for micro in two] == [[0, 1, 4], [2, 3]]
+    assert [len(micro.input_ids) for micro in two] == [80 + 40 + 40, 80 + 40]
+    assert len(pack(trajectories, 1000, 4).microbatches) == 4
+    assert len(pack(trajectories, 1000, 16).microbatches) == 4, "280 tokens: a fifth share would have less than 64"
+    assert len(pack(trajectories[:1], 1000, 2).microbatches) == 1
+
+
 def test_a_trajectory_above_the_limit_is_kept_whole_in_a_microbatch_of_its_own() -> None:
     batch = pack([trajectory(1, ".A"), trajectory(2, "....AAAAAA"), trajectory(3, ".A")], 4)
     assert [len(micro.input_ids) for micro in batch.microbatches] == [9, 2]
@@ -132,11 +145,13 @@ def rebuild(micro: PackedMicrobatch) -> dict[int, list[int]]:
 masks = st.text(alphabet=".A", max_size=12).filter(lambda text: "A" in text).map(lambda text: "." + text)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "x", "xy", "xyz", "q"]), masks), min_size=1, max_size=10), st.integers(1, 30))
+@given(st.lists(st.tuples(st.sampled_from(["", "x", "xy", "xyz", "q"]), masks), min_size=1, max_size=10), st.integers(1, 30), st.integers(1, 4))
 @settings(max_examples=60, deadline=None, database=None)
-def test_nothing_is_lost_split_or_doubled(texts: list[tuple[str, str]], max_tokens: int) -> None:
+def test_nothing_is_lost_split_or_doubled(texts: list[tuple[str, str]], max_tokens: int, at_least: int) -> None:
     trajectories = [sharing(number, prefix, mask) for number, (prefix, mask) in enumerate(texts)]
-    batch = pack(trajectories, max_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "SMALLEST_SHARE", 4)
+        batch = pack(trajectories, max_tokens, at_least)
     pieces: dict[int, list[int]] = {}
     for micro in batch.microbatches:
         found = rebuild(micro)

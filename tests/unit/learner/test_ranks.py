@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from online_sao.config import GateSettings
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.learner import Learner, UpdateCancelledError
+from online_sao.learner.threads import Threads
 from online_sao.publishing.gates import check
 from online_sao.types import Trajectory
 
@@ -112,6 +113,19 @@ def alone(work: Work) -> dict[str, Any]:
 def test_two_ranks_compute_what_one_computes(tmp_path: Path, work: Work, alone: dict[str, Any], sharded: bool) -> None:
     together = run_ranks(2, tmp_path, NUMBERS, everything, work, sharded=sharded)
 
+    assert_as_good(together, alone)
+    theirs = torch.load(tmp_path / "weights-1.pt", weights_only=False)
+    assert all(torch.equal(theirs[name], together["end"][name]) for name in theirs), "all ranks hold the same adapters, bit for bit"
+    held, whole = together["base"]
+    assert held == (whole / 2 if sharded else whole)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_compute_what_one_computes(work: Work, alone: dict[str, Any], threads: int) -> None:
+    assert_as_good(everything(make_bench(ranks=Threads(threads), **NUMBERS), work), alone)
+
+
+def assert_as_good(together: dict[str, Any], alone: dict[str, Any]) -> None:
     assert len(together["gradients"]) == len(alone["gradients"]) > 10
     for number, (one, several) in enumerate(zip(alone["gradients"], together["gradients"], strict=True)):
         for a, b in zip(one, several, strict=True):
@@ -129,10 +143,6 @@ def test_two_ranks_compute_what_one_computes(tmp_path: Path, work: Work, alone: 
     assert together["digest"] == pytest.approx(alone["digest"], abs=1e-4)
     assert together["scores"] == pytest.approx(alone["scores"], abs=1e-4)
     assert together["poisoned"] == alone["poisoned"]
-    theirs = torch.load(tmp_path / "weights-1.pt", weights_only=False)
-    assert all(torch.equal(theirs[name], together["end"][name]) for name in theirs), "all ranks hold the same adapters, bit for bit"
-    held, whole = together["base"]
-    assert held == (whole / 2 if sharded else whole)
 
 
 def norms(bench: Bench, work: Work) -> dict[str, float]:
