@@ -43,6 +43,7 @@ class RichDisplay:
 
     def stage(self, name: str, total: int) -> None:
         self._recent.clear()
+        self._progress.stop_task(self._task)  # one that is left before its total would count the rest of the run as its own time
         self._task = self._progress.add_task(name, total=total, average="", note="")
 
     def step(self, score: float | None, note: str = "") -> None:
