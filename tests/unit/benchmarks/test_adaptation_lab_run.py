@@ -1,6 +1,5 @@
 """The adaptation lab itself, a few updates long: real answers, learner, files and report; the same again from the same seed."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -11,11 +10,10 @@ import torch
 from online_sao.algorithm.recipes import CreditInputs
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge, user_of
-from online_sao.benchmarks.adaptation_lab.command import LAB, _arguments, main
+from online_sao.benchmarks.adaptation_lab.command import LAB, _arguments
 from online_sao.benchmarks.adaptation_lab.kto import _balanced
 from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
 from online_sao.benchmarks.adaptation_lab.oracle import OracleStudent
-from online_sao.benchmarks.adaptation_lab.stream import POPULATIONS
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
 from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
 from online_sao.benchmarks.tiny_policy import warm_start
@@ -140,28 +138,6 @@ def test_a_preset_brings_its_pieces_and_everybody_the_same_rates():
     rates = [(r.policy_learning_rate, r.value_learning_rate, r.batch_size) for r in (paper, live, options(recipe="batch-mean").build_recipe())]
     assert rates == [(LIVE.policy_learning_rate, LIVE.value_learning_rate, 8)] * 3
     assert options(recipe="sao/paper", anchor=0.2).build_recipe().anchor_coefficient == 0.2
-
-
-def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
-    asked = ["--recipes", "sao", "ema", "--seeds", "1", "--phase-interactions", "8", "--warm-start-steps", "25", "--out", str(tmp_path)]
-    assert main(asked) == 0
-    files = sorted((tmp_path / "runs").iterdir())
-    names = {f"{population}-unnamed-binary-{name}-seed1.json" for population in POPULATIONS for name in ("sao", "ema")}
-    assert {path.name for path in files} == names
-    result = json.loads((tmp_path / "runs" / "mixed-unnamed-binary-sao-seed1.json").read_text())
-    assert result["recipe_numbers"]["anchor_gain"] == LIVE.anchor_gain
-    assert len(result["scores"]) == 24
-    assert "--seeds 1" in result["command"]
-    written = [path.stat().st_mtime_ns for path in files]
-    capsys.readouterr()
-    assert main(asked) == 0
-    assert [path.stat().st_mtime_ns for path in files] == written
-    assert "6 of 6 runs are there already" in capsys.readouterr().err
-    (tmp_path / "report.md").unlink()
-    assert main(["--report-only", "--out", str(tmp_path)]) == 0
-    assert "| ema | 1 |" in (tmp_path / "report.md").read_text()
-    assert main([*asked, "--lag", "0"]) == 1  # not passed off as the same experiment
-    assert "made with other options" in capsys.readouterr().err
 
 
 def test_the_documented_command_can_be_run_and_kto_only_with_trl(capsys, monkeypatch):

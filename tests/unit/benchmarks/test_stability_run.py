@@ -1,6 +1,5 @@
 """The benchmark itself, a few updates long: real rollouts, learner, files and report; the same again from the same seed."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from online_sao.benchmarks.stability.claims import RECIPES
-from online_sao.benchmarks.stability.command import LAB, _arguments, main
+from online_sao.benchmarks.stability.command import LAB, _arguments
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
 from online_sao.benchmarks.tiny_policy import warm_start
@@ -54,32 +53,6 @@ def test_rollouts_are_as_old_as_asked_for_and_meet_swaps(tmp_path):
 def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
     with pytest.raises(ValueError, match=said):
         RunOptions(**{"task": "sort", "recipe": "sao", "lag": 0, "seed": 1, **wrong})
-
-
-def test_every_run_is_a_file_that_a_second_call_skips(tmp_path, capsys):
-    asked = ["--recipes", "sao", "grpo", "--preset", "live", "--lags", "0", "2", "--seeds", "1", "--updates", "3", "--batch-size", "8"]
-    asked += ["--held-out", "16", "--warm-start-steps", "25", "--threads", "1", "--out", str(tmp_path)]
-    assert main(asked) == 0
-    files = sorted((tmp_path / "runs").iterdir())
-    names = {f"{task}-{name}-lag{lag}-seed1.json" for task in ("lookup", "sort") for name in ("sao", "grpo") for lag in (0, 2)}
-    assert {path.name for path in files} == names
-    result = json.loads((tmp_path / "runs" / "lookup-sao-lag2-seed1.json").read_text())
-    assert result["options"]["updates"] == 3
-    assert result["recipe_numbers"]["value_updates"] == 2
-    assert result["recipe_numbers"]["anchor_coefficient"] == 0  # of every recipe, and not what live says
-    assert 5e5 < result["warm_start"]["parameters"] < 2e6
-    assert {len(values) for values in result["series"].values()} == {3}
-    assert "--seeds 1" in result["command"]
-    written = [path.stat().st_mtime_ns for path in files]
-    capsys.readouterr()
-    assert main(asked) == 0
-    assert [path.stat().st_mtime_ns for path in files] == written
-    assert "8 of 8 runs are there already" in capsys.readouterr().err
-    (tmp_path / "report.md").unlink()
-    assert main(["--report-only", "--out", str(tmp_path)]) == 0
-    assert "| sao | 2 | 1 |" in (tmp_path / "report.md").read_text()
-    assert main([*asked, "--group-size", "2"]) == 1  # not passed off as the same experiment
-    assert "made with other options" in capsys.readouterr().err
 
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,16 +1,14 @@
 """An update in which the policy takes several steps, and the proximal policy that such an update begins with."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rank_processes import run_ranks
 from tiny_learner import Bench, make_bench, moved
 
 from online_sao.algorithm.recipes import Recipe, WeighInputs, decoupled_weights, dis_weights, ppo_weights
-from online_sao.experience.batching import TrainBatch, pack
+from online_sao.experience.batching import pack
 from online_sao.learner import policy_training
 from online_sao.models.policy import PolicyModel
 
@@ -105,31 +103,6 @@ def test_a_treatment_of_three_policies_is_one_of_two_where_they_are_the_same() -
         for bench in benches:
             bench.learner.update(bench.conversations(shift=shift))
         assert not moved(benches[0].policy(), benches[1].policy())
-
-
-def several_steps(bench: Bench, batch: TrainBatch) -> dict[str, Any]:
-    reports = [bench.learner.update(batch) for _ in range(2)]
-    return {"metrics": reports[-1].metrics, "masked": reports[-1].masked_fraction, "weights": bench.policy() | bench.value()}
-
-
-def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path) -> None:
-    numbers = {
-        "policy_minibatches": 2,
-        "weigh": decoupled_weights,
-        "proximal_ratio_high": 5.0,
-        "observation_values": True,
-        "anchor_coefficient": 0.1,
-        "policy_learning_rate": 1e-3,
-    }
-    batch = make_bench().conversations(max_tokens=8, shift=0.1)
-    assert len(batch.microbatches) == 5  # shares of 3 and 2: the first is not the same for both ranks
-    alone = several_steps(make_bench(**numbers), batch)
-    together = run_ranks(2, tmp_path, numbers, several_steps, batch)
-    timeless = {name: value for name, value in alone["metrics"].items() if not name.endswith("/seconds")}
-    assert {name: together["metrics"][name] for name in timeless} == pytest.approx(timeless, rel=1e-3, abs=1e-5)
-    assert together["masked"] == alone["masked"]
-    for name, tensor in alone["weights"].items():
-        torch.testing.assert_close(together["weights"][name], tensor, rtol=1e-3, atol=1e-5)
 
 
 def test_a_step_that_is_not_finite_is_told_though_another_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:

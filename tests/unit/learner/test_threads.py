@@ -105,6 +105,21 @@ def test_an_update_gives_the_same_bits_every_time() -> None:
     assert not moved(first, second)
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_an_update_is_that_of_one_microbatch_after_the_other(threads: int) -> None:
+    numbers = {"anchor_coefficient": 0.1, "anchor_gain": 30.0, "policy_minibatches": 2}
+    alone, together = make_bench(**numbers), make_bench(ranks=Threads(threads), **numbers)
+    for first in (0, 20):
+        batch = alone.batch(rewards=(1.0, -1.0, 0.5, -0.5, 0.3, -0.2, 0.9), max_tokens=12, first_id=first)
+        assert len(batch.microbatches) > 3
+        one, several = (bench.learner.update(batch) for bench in (alone, together))
+        assert several.masked_fraction == one.masked_fraction
+        timeless = {name: value for name, value in one.metrics.items() if not name.endswith("/seconds")}
+        assert {name: several.metrics[name] for name in timeless} == pytest.approx(timeless, rel=1e-4, abs=1e-5)
+    for name, weight in (alone.policy() | alone.value()).items():
+        torch.testing.assert_close((together.policy() | together.value())[name], weight, rtol=1e-4, atol=1e-5)
+
+
 def test_who_wants_another_adapter_waits_until_the_backward_pass_is_through() -> None:
     policy, inputs = make_bench().learner.policy, (torch.tensor([1, 2]), torch.arange(2), torch.zeros(2, dtype=torch.long), torch.tensor([1]))
     began, ended = threading.Event(), []
