@@ -124,8 +124,11 @@ def head(shape: Shape, work: Work) -> int:
 
 def update(shape: Shape, work: Work, recipe: Recipe, rank: int) -> dict[str, int]:
     """One update after the first, by part."""
-    value_forward = forward(shape, work) + low_rank_forward(shape, work, rank, mlp_only=True) + 2 * shape.hidden * work.action_tokens
-    value_backward = backward(shape, work, rank, mlp_only=True) + 4 * shape.hidden * work.action_tokens
+    value_forward, value_backward = 2 * shape.hidden * work.action_tokens, 4 * shape.hidden * work.action_tokens
+    if recipe.value_adapter != "none":  # else it reads the base's states
+        mlp_only = recipe.value_adapter == "mlp"
+        value_forward += forward(shape, work) + low_rank_forward(shape, work, rank, mlp_only=mlp_only)
+        value_backward += backward(shape, work, rank, mlp_only=mlp_only)
     passes = recipe.value_updates if recipe.uses_values else 0
     return {
         "value updates": passes * (value_forward + value_backward),

@@ -34,6 +34,7 @@ RecipeName = Literal[
     "sao",
     "sao-k1",
     "sao-unfrozen-attention",
+    "sao-frozen-trunk",
     "sao-no-skip-observation",
     "sao-step-average",
     "sao-last-token",

@@ -25,6 +25,7 @@ from online_sao.algorithm.recipes import Recipe
 from online_sao.errors import OnlineSAOError, RanksLostError
 from online_sao.experience.batching import TrainBatch
 from online_sao.learner import state as learner_state
+from online_sao.learner.base_states import BaseStates
 from online_sao.learner.credit import batch_advantages
 from online_sao.learner.layout import by_trajectory
 from online_sao.learner.policy_training import PolicyTrainer, Strengths
@@ -69,9 +70,8 @@ class Learner:
     ) -> None:
         self.recipe = recipe
         self.ranks = ranks or Ranks()
-        frozen = bool(recipe.frozen_value_attention)
-        self.identity = LearnerIdentity(digest, lora_rank, lora_alpha, frozen)
-        self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed, frozen_value_attention=frozen)
+        self.identity = LearnerIdentity(digest, lora_rank, lora_alpha, recipe.value_adapter)
+        self._backbone = Backbone(base, lora_rank=lora_rank, lora_alpha=lora_alpha, seed=seed, value_adapter=recipe.value_adapter)
         self.ranks.place(self._backbone, device)
         self._backbone.to(device)
         self.policy = PolicyModel(self._backbone)
@@ -79,8 +79,10 @@ class Learner:
         self.value = ValueModel(self._backbone)
         self._policy_optimizer = make_optimizer(self.policy.parameters(), recipe.policy_learning_rate, recipe)
         self._value_optimizer = make_optimizer(self.value.parameters(), recipe.value_learning_rate, recipe)
-        self._policy_trainer = PolicyTrainer(self.policy, self._policy_optimizer, self.ranks)
-        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip, self.ranks)
+        # Where the base is divided, all ranks compute a pass or none does: none may have its states already.
+        self._base = BaseStates(self._backbone, keep=recipe.uses_values and self.value.reads_base and not self.ranks.sharded)
+        self._policy_trainer = PolicyTrainer(self.policy, self._policy_optimizer, self._base, self.ranks)
+        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip, self._base, self.ranks)
         self._window = self._as_window(())
         self.updates = 0
         """Updates these weights have been through."""
@@ -123,13 +125,14 @@ class Learner:
         self.ranks.lead("update", batch, state=self.snapshot)
         returns = batch_returns(batch, self.recipe.gamma)
         warmup = 0 if self._window else self.recipe.value_warmup_updates
-        value_pass, values = self._value_trainer.train_and_read(self.recipe, batch, returns, warmup, check)
-        history = tuple(self._window)
-        advantages = batch_advantages(self.recipe, batch, values, history)
-        slope = calibration_slope(history, self.recipe.calibration_half_life)
-        earned = [float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns]
-        strengths = Strengths(self.recipe.anchor_strength(earned, self._distance), self.recipe.step_size(earned))
-        policy_pass = self._policy_trainer.train(self.recipe, batch, advantages, strengths, check)
+        with self._base.kept():
+            value_pass, values = self._value_trainer.train_and_read(self.recipe, batch, returns, warmup, check)
+            history = tuple(self._window)
+            advantages = batch_advantages(self.recipe, batch, values, history)
+            slope = calibration_slope(history, self.recipe.calibration_half_life)
+            earned = [float(past[0]) for past, _ in history] + [float(returned[0]) for returned in returns]
+            strengths = Strengths(self.recipe.anchor_strength(earned, self._distance), self.recipe.step_size(earned))
+            policy_pass = self._policy_trainer.train(self.recipe, batch, advantages, strengths, check)
         self.updates += 1
         self._distance = self._distance.after(policy_pass.kl_base, len(batch.trajectories))
         self._window.extend(zip(returns, by_trajectory(batch, value_pass.values_before), strict=True))
@@ -177,16 +180,17 @@ class Learner:
         before = self.snapshot()
         self.ranks.lead("_pretrain_as_told", trajectories, max_tokens, max_epochs, seed, state=lambda: before)
         try:
-            report, records = self._value_trainer.pretrain(
-                trajectories,
-                gamma=self.recipe.gamma,
-                batch_size=self.recipe.batch_size,
-                max_tokens=max_tokens,
-                max_epochs=max_epochs,
-                seed=seed,
-                check=check,
-                progress=progress,
-            )
+            with self._base.kept():
+                report, records = self._value_trainer.pretrain(
+                    trajectories,
+                    gamma=self.recipe.gamma,
+                    batch_size=self.recipe.batch_size,
+                    max_tokens=max_tokens,
+                    max_epochs=max_epochs,
+                    seed=seed,
+                    check=check,
+                    progress=progress,
+                )
         except BaseException:
             self.restore(before)
             raise

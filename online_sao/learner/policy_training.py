@@ -18,6 +18,7 @@ from online_sao.algorithm.losses import anchor_loss, policy_loss
 from online_sao.algorithm.numerics import tempered_log_softmax
 from online_sao.algorithm.recipes import Recipe, WeighInputs
 from online_sao.experience.batching import PackedMicrobatch, TrainBatch
+from online_sao.learner.base_states import BaseStates
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import PolicyPass, PolicyPiece
 from online_sao.learner.stepping import forward_inputs, step, trained_parameters
@@ -38,8 +39,9 @@ class Strengths:
 class PolicyTrainer:
     """``optimizer`` holds the parameters of ``model`` and nothing else."""
 
-    def __init__(self, model: PolicyModel, optimizer: torch.optim.AdamW, ranks: Ranks) -> None:
+    def __init__(self, model: PolicyModel, optimizer: torch.optim.AdamW, base: BaseStates, ranks: Ranks) -> None:
         self._model = model
+        self._base = base
         self._optimizer = optimizer
         self._ranks = ranks
 
@@ -62,9 +64,9 @@ class PolicyTrainer:
             def work(number: int, share: range = share, num_action_tokens: int = num_action_tokens) -> PolicyPiece:
                 index = share[number]
                 then = None if proximal is None else proximal[index]
-                return accumulate(
-                    self._model, recipe, batch.microbatches[index], advantages[index], beta, num_action_tokens, self._ranks.backward, then
-                )
+                microbatch = batch.microbatches[index]
+                states = self._base.of(microbatch)
+                return accumulate(self._model, recipe, microbatch, states, advantages[index], beta, num_action_tokens, self._ranks.backward, then)
 
             self._optimizer.zero_grad(set_to_none=True)
             found = self._ranks.each(len(share), work, check, trained_parameters(self._optimizer))
@@ -103,20 +105,22 @@ def accumulate(
     policy: PolicyModel,
     recipe: Recipe,
     microbatch: PackedMicrobatch,
+    base: Tensor,
     advantages: Tensor,
     beta: float,
     num_action_tokens: int,
     backward: Callable[[Tensor, Tensor | None], None],
     proximal_logprobs: Tensor | None = None,
 ) -> PolicyPiece:
-    """Forward and backward of one microbatch; ``backward`` leaves the gradients (ranks.py). ``beta`` is the anchor's coefficient,
-    ``num_action_tokens`` N of the whole step, over all microbatches and ranks. ``proximal_logprobs`` [N_m]: None where they are the current ones.
+    """Forward and backward of one microbatch. ``base``: the base's states [T, H] of it; ``beta``: the anchor's coefficient; ``num_action_tokens``:
+    N of the whole step, over all microbatches and ranks; ``backward`` leaves the gradients (ranks.py); ``proximal_logprobs`` [N_m]: None where they
+    are the current ones.
 
     The vocabulary is met HEAD_TOKENS tokens at a time, so that a long answer costs no more memory than a short one: first to learn every
     current logprob (a treatment may weigh a token by its whole trajectory), then for the losses. Their gradients meet in ``leaf``.
     """
     microbatch, advantages = microbatch.to(policy.device), advantages.to(policy.device)
-    base_states = policy.base_states(*forward_inputs(microbatch))
+    base_states = base[microbatch.state_positions]
     with policy.active():
         states = policy.states(*forward_inputs(microbatch))
         leaf = states.detach().requires_grad_()
@@ -129,8 +133,7 @@ def accumulate(
             distribution = tempered_log_softmax(policy.logits(leaf[c]), temperatures[c])
             loss = policy_loss(distribution.of(ids[c]), decided.weights[c], advantages[c], num_action_tokens)
             with torch.set_grad_enabled(beta > 0):
-                base = tempered_log_softmax(policy.logits(base_states[c]), temperatures[c])
-                anchor = anchor_loss(distribution, base, num_action_tokens)
+                anchor = anchor_loss(distribution, tempered_log_softmax(policy.logits(base_states[c]), temperatures[c]), num_action_tokens)
             total = loss + beta * anchor
             total.backward()  # type: ignore[no-untyped-call]
             losses.append(float(total.detach()))

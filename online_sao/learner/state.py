@@ -36,7 +36,7 @@ class LearnerIdentity:
     base_digest: str
     lora_rank: int
     lora_alpha: int
-    frozen_value_attention: bool = True  # states of before it was kept: it always was
+    value_adapter: str = "mlp"  # states of before it was kept: it always was
 
     def require_same(self, other: LearnerIdentity, where: Path) -> None:
         """Raises ConfigurationError, saying what to do, if ``other`` (read from ``where``) is not of this learner."""
@@ -51,12 +51,22 @@ class LearnerIdentity:
                 f"The checkpoint in {where} has LoRA rank {other.lora_rank} and alpha {other.lora_alpha}, the settings say rank {self.lora_rank} and "
                 f"alpha {self.lora_alpha}. Set policy.lora_rank and policy.lora_alpha back, {advice}"
             )
-        if other.frozen_value_attention != self.frozen_value_attention:
-            theirs, ours = ("frozen" if frozen else "trained" for frozen in (other.frozen_value_attention, self.frozen_value_attention))
+        if other.value_adapter != self.value_adapter:
+            theirs, ours = (_KINDS[identity.value_adapter] for identity in (other, self))
             raise ConfigurationError(
-                f"The value model of the checkpoint in {where} has its attention {theirs}, the recipe's has it {ours}. "
-                f"Set learning.recipe back to one whose value model has its attention {theirs}, {advice}"
+                f"The value model of the checkpoint in {where} {theirs}, the recipe's {ours}. "
+                f"Set learning.recipe back to one whose value model {theirs}, {advice}"
             )
+
+    @classmethod
+    def read(cls, folder: Path) -> LearnerIdentity:
+        kept: dict[str, Any] = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
+        if "frozen_value_attention" in kept:  # as it was kept before a value model could do without an adapter
+            kept["value_adapter"] = "mlp" if kept.pop("frozen_value_attention") else "all"
+        return cls(**kept)
+
+
+_KINDS = {"mlp": "has its attention frozen", "all": "has its attention trained", "none": "is a head alone"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
 
 def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
     """Raises ConfigurationError if the folder belongs to another base model, rank, or kind of value model."""
-    identity.require_same(LearnerIdentity(**json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))), folder)
+    identity.require_same(LearnerIdentity.read(folder), folder)
     training = torch.load(folder / TRAINING_FILE, weights_only=True, map_location="cpu")
     return LearnerState(
         policy=load_file(folder / POLICY_FILE),

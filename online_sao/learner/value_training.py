@@ -19,7 +19,8 @@ from online_sao.algorithm.advantages import monte_carlo_returns
 from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.losses import value_loss
 from online_sao.algorithm.recipes import Recipe
-from online_sao.experience.batching import TrainBatch, pack
+from online_sao.experience.batching import PackedMicrobatch, TrainBatch, pack
+from online_sao.learner.base_states import BaseStates
 from online_sao.learner.layout import by_microbatch, by_trajectory, chain_positions
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
@@ -56,8 +57,9 @@ def batch_returns(batch: TrainBatch, gamma: float) -> list[Tensor]:
 class ValueTrainer:
     """``optimizer`` holds the parameters of ``model`` and nothing else."""
 
-    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float, ranks: Ranks) -> None:
+    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float, base: BaseStates, ranks: Ranks) -> None:
         self._model = model
+        self._base = base
         self._optimizer = optimizer
         self._clip = gradient_clip
         self._ranks = ranks
@@ -70,7 +72,7 @@ class ValueTrainer:
 
         def accumulate(index: int) -> tuple[float, Tensor]:
             with self._model.active():
-                values = self._model.values(*forward_inputs(batch.microbatches[index].to(self._model.device)))
+                values = self._values(batch.microbatches[index])
                 loss = value_loss(values, targets[index].to(self._model.device), batch.num_action_tokens)
                 self._ranks.backward(loss)
             return float(loss.detach()), values.detach().cpu()
@@ -116,18 +118,19 @@ class ValueTrainer:
         return by_trajectory(batch, self._read(batch, check))
 
     def _read(self, batch: TrainBatch, check: Check) -> list[Tensor]:
+        @torch.no_grad()
         def values(index: int) -> Tensor:
-            return self._model.values_without_gradient(*forward_inputs(batch.microbatches[index].to(self._model.device))).cpu()
+            return self._values(batch.microbatches[index]).cpu()
 
         return self._ranks.each(len(batch.microbatches), values, check)
 
     def _read_chains(self, batch: TrainBatch, check: Check) -> list[Tensor]:
         """Values [c_i] of every trajectory's chain, without gradient."""
 
+        @torch.no_grad()
         def values(number: int) -> dict[int, Tensor]:
-            microbatch = batch.microbatches[number].to(self._model.device)
-            indices, positions = chain_positions(batch, microbatch)
-            read = self._model.values_without_gradient(*forward_inputs(microbatch)[:3], torch.cat(positions)).cpu()
+            indices, positions = chain_positions(batch, batch.microbatches[number])
+            read = self._values(batch.microbatches[number], torch.cat(positions)).cpu()
             return dict(zip(indices, torch.split(read, [len(position) for position in positions]), strict=True))
 
         found = {index: chain for part in self._ranks.each(len(batch.microbatches), values, check) for index, chain in part.items()}
@@ -174,6 +177,13 @@ class ValueTrainer:
         self._restore(best_state)
         report = PretrainingReport(len(training), count, best_epoch, before, best)
         return report, list(zip(held_out_returns, best_values, strict=True))
+
+    def _values(self, microbatch: PackedMicrobatch, positions: Tensor | None = None) -> Tensor:
+        """[N] of a microbatch's action tokens, or at other ``positions`` of its row."""
+        at = (microbatch.state_positions if positions is None else positions).to(self._model.device)
+        if self._model.reads_base:
+            return self._model.values_of(self._base.of(microbatch)[at])
+        return self._model.values(*forward_inputs(microbatch.to(self._model.device))[:3], at)
 
     def _state(self) -> tuple[list[Tensor], dict[str, object]]:
         return [parameter.detach().clone() for parameter in self._parameters()], copy.deepcopy(self._optimizer.state_dict())

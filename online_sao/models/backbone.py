@@ -23,27 +23,30 @@ from online_sao.models.packed_attention import PACKED_ATTENTION, Blocks, find_bl
 from online_sao.models.projections import find_blocks, find_projections
 
 AdapterName = Literal["policy", "value"]
+ValueAdapter = Literal["mlp", "all", "none"]
 _PREFIX = "base_model.model."
 
 
 class Backbone:
-    """A frozen causal model with its two adapters. Both start as the base itself (LoRA B is zero).
+    """A frozen causal model with its adapters. They start as the base itself (LoRA B is zero).
 
     ``base`` is used in place and frozen. ``seed`` fixes the initialisation of LoRA A; the global random state is left as it was.
-    ``frozen_value_attention``: the value adapter has no matrix in attention to train (docs/design.md §5, Values).
+    ``value_adapter``: where the value adapter has matrices: the "mlp" alone (attention is frozen, docs/design.md §5), "all"; "none": there is none.
     """
 
-    def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int, frozen_value_attention: bool = True) -> None:
+    def __init__(self, base: PreTrainedModel, *, lora_rank: int, lora_alpha: int, seed: int, value_adapter: ValueAdapter = "mlp") -> None:
         self.lora_rank, self.lora_alpha = lora_rank, lora_alpha
         base.eval().requires_grad_(False)
         # Before the adapters wrap them; shared with the model, not copied, because nothing here ever writes to them.
         self.pristine: dict[str, Tensor] = adapted_matrices(base)
         found = find_projections(base)
-        self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp if frozen_value_attention else found.names)}
+        self.value_adapter = value_adapter
+        self._targets = {"policy": _last_parts(found.names), "value": _last_parts(found.mlp if value_adapter == "mlp" else found.names)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._peft: PeftModel = get_peft_model(base, self.lora_config("policy"), adapter_name="policy")
-            self._peft.add_adapter("value", self.lora_config("value"))
+            if value_adapter != "none":
+                self._peft.add_adapter("value", self.lora_config("value"))
         base.set_attn_implementation(PACKED_ATTENTION)
         self._causal_model = base
         self._active: AdapterName | None = None

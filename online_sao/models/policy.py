@@ -14,7 +14,7 @@ from online_sao.models.backbone import Backbone
 
 
 class PolicyModel:
-    """The base model under the "policy" adapter; ``base_states`` are those of the same model without it.
+    """The base model under the "policy" adapter.
 
     States and logits are two steps because logits are a thousand times larger: who needs many of them makes them a few tokens at a time.
     """
@@ -37,13 +37,8 @@ class PolicyModel:
         """Hidden states [N, H] at ``state_positions`` [N] of a packed row [T]: each produces one action token. With gradient."""
         return self._backbone.hidden("policy", input_ids, position_ids, segment_ids)[state_positions]
 
-    @torch.no_grad()
-    def base_states(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
-        """As ``states``, of the base policy."""
-        return self._backbone.hidden(None, input_ids, position_ids, segment_ids)[state_positions]
-
     def logits(self, states: Tensor) -> Tensor:
-        """Vocabulary logits [N, V], not tempered, of ``states`` or ``base_states`` [N, H]: the head is frozen, and the same for both."""
+        """Vocabulary logits [N, V], not tempered, of ``states`` [N, H] or of the base's: the head is frozen, and the same for both."""
         return self._backbone.head(states)
 
 

@@ -45,7 +45,8 @@ def _estimating(name: str, estimate: CriticEstimate, **changes: Any) -> tuple[Re
 
 RECIPES = (
     *_without("sao-k1", value_updates=1),
-    *_without("sao-unfrozen-attention", frozen_value_attention=False),
+    *_without("sao-unfrozen-attention", value_adapter="all"),
+    *_without("sao-frozen-trunk", value_adapter="none"),
     *_estimating("sao-no-skip-observation", every_token, observation_values=True),
     *_estimating("sao-step-average", step_average),
     *_estimating("sao-last-token", step_last_token),

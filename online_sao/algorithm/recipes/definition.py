@@ -111,8 +111,9 @@ class Recipe:
     fresh_values: bool = True
     """Credit looks at values from after the K value updates (the paper). False: from before them. On a small batch the updates teach the critic this
     batch's own returns, which then cancel part of its advantages; and only the earlier values are what calibration has judged."""
-    frozen_value_attention: bool = True
-    """The value model's adapter leaves attention alone. A state made under one is refused under the other."""
+    value_adapter: Literal["mlp", "all", "none"] = "mlp"
+    """What of the value model learns beside its head: its MLPs (attention is frozen, as in the paper), attention too, or nothing: then it is a linear
+    head on the frozen base's states, which the anchor needs anyway. A state made under one is refused under another."""
     observation_values: bool = False
     """Credit is also given values read at the observation tokens between actions, where nothing teaches them anything. One more forward pass."""
     value_pretraining: bool = True

@@ -33,7 +33,7 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0
     "uses_values": True,
     "policy_minibatches": 1,
     "sample_mean": False,
-    "frozen_value_attention": True,
+    "value_adapter": "mlp",
     "observation_values": False,
     "value_pretraining": True,
     "proximal_ratio_low": 0.0,

@@ -210,7 +210,16 @@ def test_ema_without_a_past_is_the_mean_of_the_batch_nearly() -> None:
 # --- which there are ---------------------------------------------------------------------------------------------------------------------
 
 WANTED = {
-    *("sao", "sao-k1", "sao-unfrozen-attention", "sao-no-skip-observation", "sao-step-average", "sao-last-token", "sao-no-value-pretraining"),
+    *(
+        "sao",
+        "sao-k1",
+        "sao-unfrozen-attention",
+        "sao-frozen-trunk",
+        "sao-no-skip-observation",
+        "sao-step-average",
+        "sao-last-token",
+        "sao-no-value-pretraining",
+    ),
     *("sao-tapered", "vapo", "icepop", "ppo-decoupled", "grpo", "grpo-dis", "running-mean", "ema", "batch-mean"),
 }
 
@@ -232,7 +241,7 @@ def test_every_wanted_recipe_is_there_under_its_name() -> None:
 def test_an_ablation_differs_from_sao_in_nothing_but_its_part(preset: str) -> None:
     assert differences("sao-k1", preset) == {"value_updates"}
     assert recipe("sao-k1", preset).value_updates == 1
-    assert differences("sao-unfrozen-attention", preset) == {"frozen_value_attention"}
+    assert differences("sao-unfrozen-attention", preset) == differences("sao-frozen-trunk", preset) == {"value_adapter"}
     assert differences("sao-no-skip-observation", preset) == {"credit", "observation_values"}
     assert differences("sao-step-average", preset) == differences("sao-last-token", preset) == {"credit"}
     assert differences("sao-no-value-pretraining", preset) == {"value_warmup_updates", "value_pretraining"}

@@ -1,6 +1,8 @@
 """One learner follows every recipe: each makes real updates, and what a recipe's numbers and flags ask of the learner is what it does."""
 
 import dataclasses
+import itertools
+import json
 import math
 import re
 from pathlib import Path
@@ -77,7 +79,7 @@ def test_values_are_read_at_observations_where_a_recipe_asks_for_them() -> None:
         chain = torch.arange(actions[0], actions[-1] + 1)
         ids = torch.tensor(trajectory.token_ids)
         # Fresh values: the value model still stands where it stood when they were read.
-        alone = bench.learner.value.values_without_gradient(ids, torch.arange(len(ids)), torch.zeros_like(ids), chain - 1)
+        alone = bench.learner.value.values(ids, torch.arange(len(ids)), torch.zeros_like(ids), chain - 1).detach()
         assert float(alone.abs().max()) > 0
         torch.testing.assert_close(inputs.values, alone, atol=1e-5, rtol=0)
         assert inputs.loss_mask.tolist() == [trajectory.loss_mask[position] for position in chain]
@@ -120,24 +122,30 @@ def test_unfrozen_attention_is_trained_and_only_there() -> None:
     assert all(not torch.equal(before[name], after[name]) for name in before if "self_attn" in name)
 
 
-@pytest.mark.parametrize(("saved", "loading"), [("sao", "sao-unfrozen-attention"), ("sao-unfrozen-attention", "sao")])
-def test_a_value_model_of_the_other_kind_is_never_loaded(tmp_path: Path, saved: str, loading: str) -> None:
+KINDS = {"sao": "attention frozen", "sao-unfrozen-attention": "attention trained", "sao-frozen-trunk": "head alone"}
+
+
+@pytest.mark.parametrize(("saved", "loading"), list(itertools.permutations(KINDS, 2)))
+def test_a_value_model_of_another_kind_is_never_loaded(tmp_path: Path, saved: str, loading: str) -> None:
     bench_of(recipe(saved)).learner.save(tmp_path)
-    theirs = "frozen" if saved == "sao" else "trained"
     for load in ("load", "load_value"):
-        with pytest.raises(ConfigurationError, match=rf"attention {theirs}.*Set learning\.recipe back"):
+        with pytest.raises(ConfigurationError, match=rf"{KINDS[saved]}.*{KINDS[loading]}.*Set learning\.recipe back.*{KINDS[saved]}"):
             getattr(bench_of(recipe(loading)).learner, load)(tmp_path)
     bench_of(recipe(saved)).learner.load(tmp_path)
 
 
-def test_a_state_of_before_attention_could_be_trained_is_one_of_frozen_attention(tmp_path: Path) -> None:
-    bench_of(recipe()).learner.save(tmp_path)
-    identity = tmp_path / "learner.json"
-    identity.write_text(re.sub(r',\s*"frozen_value_attention": true', "", identity.read_text()))
-    assert "frozen" not in identity.read_text()
-    bench_of(recipe("grpo")).learner.load(tmp_path)
-    with pytest.raises(ConfigurationError, match="attention frozen"):
-        bench_of(recipe("sao-unfrozen-attention")).learner.load(tmp_path)
+@pytest.mark.parametrize(
+    ("kept", "name"), [({}, "sao"), ({"frozen_value_attention": True}, "sao"), ({"frozen_value_attention": False}, "sao-unfrozen-attention")]
+)
+def test_a_state_as_it_was_kept_before_is_of_the_kind_it_always_was(tmp_path: Path, kept: dict[str, bool], name: str) -> None:
+    bench_of(recipe(name)).learner.save(tmp_path)
+    file = tmp_path / "learner.json"
+    identity = json.loads(file.read_text())
+    del identity["value_adapter"]
+    file.write_text(json.dumps(identity | kept))
+    bench_of(recipe(name)).learner.load(tmp_path)
+    with pytest.raises(ConfigurationError, match=KINDS[name]):
+        bench_of(recipe("sao-frozen-trunk")).learner.load(tmp_path)
 
 
 def test_a_longer_baseline_has_a_longer_past() -> None:

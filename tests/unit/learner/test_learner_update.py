@@ -62,8 +62,8 @@ def test_packed_trajectories_do_not_see_each_other(bench):
     learner = bench.learner
     with torch.no_grad():
         together = token_logprobs(learner.policy.logits(learner.policy.states(*inputs)), microbatch.action_ids, microbatch.temperatures)
-        values = learner.value.values_without_gradient(*inputs)
-        base = learner.policy.base_states(*inputs)
+        values = learner.value.values(*inputs)
+        base = learner._base.of(microbatch)[microbatch.state_positions]
 
     for index, trajectory in enumerate(packed.trajectories):
         (alone,) = pack([trajectory], 1000).microbatches
@@ -72,8 +72,8 @@ def test_packed_trajectories_do_not_see_each_other(bench):
         with torch.no_grad():
             logprobs = token_logprobs(learner.policy.logits(learner.policy.states(*single)), alone.action_ids, alone.temperatures)
         torch.testing.assert_close(together[own], logprobs, atol=1e-5, rtol=0)
-        torch.testing.assert_close(values[own], learner.value.values_without_gradient(*single), atol=1e-5, rtol=0)
-        torch.testing.assert_close(base[own], learner.policy.base_states(*single), atol=1e-5, rtol=0)
+        torch.testing.assert_close(values[own], learner.value.values(*single), atol=1e-5, rtol=0)
+        torch.testing.assert_close(base[own], learner._base.of(alone)[alone.state_positions], atol=1e-5, rtol=0)
 
 
 # --- what moves ---------------------------------------------------------------------------------------------------------------------------
@@ -226,12 +226,12 @@ def test_advantages_may_be_made_from_the_values_before_the_update(make_bench):
     batch = bench.batch(first_id=10)
     (microbatch,) = batch.microbatches
     inputs = (microbatch.input_ids, microbatch.position_ids, microbatch.segment_ids, microbatch.state_positions)
-    before = bench.learner.value.values_without_gradient(*inputs)
+    before = bench.learner.value.values(*inputs).detach()
     bench.learner.recipe = dataclasses.replace(bench.learner.recipe, credit=spy)
 
     bench.learner.update(batch)
 
-    after = bench.learner.value.values_without_gradient(*inputs)
+    after = bench.learner.value.values(*inputs).detach()
     for index, credit in enumerate(seen):
         own = microbatch.trajectory_index == index
         torch.testing.assert_close(credit.values, before[own], atol=1e-6, rtol=0)
@@ -255,7 +255,7 @@ def test_advantages_are_made_from_fresh_values_and_unmoved_rewards(make_bench):
     for trajectory, inputs in zip(batch.trajectories, seen, strict=True):
         (alone,) = pack([trajectory], 1000).microbatches
         # The policy update moves no value weight, so the value model still stands where it stood when the advantages were made.
-        fresh = bench.learner.value.values_without_gradient(alone.input_ids, alone.position_ids, alone.segment_ids, alone.state_positions)
+        fresh = bench.learner.value.values(alone.input_ids, alone.position_ids, alone.segment_ids, alone.state_positions).detach()
         torch.testing.assert_close(inputs.values, fresh, atol=1e-6, rtol=0)
         assert inputs.rewards.tolist() == pytest.approx([r for r, m in zip(trajectory.rewards, trajectory.loss_mask, strict=True) if m])
         assert bool(inputs.loss_mask.all())

@@ -121,12 +121,13 @@ def test_an_update_is_that_of_one_microbatch_after_the_other(threads: int) -> No
 
 
 def test_who_wants_another_adapter_waits_until_the_backward_pass_is_through() -> None:
-    policy, inputs = make_bench().learner.policy, (torch.tensor([1, 2]), torch.arange(2), torch.zeros(2, dtype=torch.long), torch.tensor([1]))
+    learner, inputs = make_bench().learner, (torch.tensor([1, 2]), torch.arange(2), torch.zeros(2, dtype=torch.long), torch.tensor([1]))
+    policy, backbone = learner.policy, learner._backbone
     began, ended = threading.Event(), []
 
     def base() -> None:
         began.set()
-        policy.base_states(*inputs)
+        backbone.hidden(None, *inputs[:3])
         ended.append("base")
 
     def beside(work: Callable[[], object]) -> threading.Thread:
