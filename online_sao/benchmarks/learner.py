@@ -43,8 +43,9 @@ from online_sao.types import Trajectory
 
 console = Console(stderr=True, highlight=False)
 PEAK_REPETITIONS = 3
-OURS = ("sao", "running-mean")
-"""Recipes. ``running-mean`` has no value model: its update is one policy step beside the base, as GRPO's with a KL."""
+OURS = ("sao", "sao-frozen-trunk", "running-mean")
+"""Recipes. ``running-mean`` has no value model: its update is one policy step beside the base, as GRPO's with a KL. ``sao-frozen-trunk`` has one that
+reads the base's states."""
 RIVALS = {"trl grpo": False, "trl grpo, KL": True}
 """With the KL to the base or without."""
 

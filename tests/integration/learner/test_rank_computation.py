@@ -157,8 +157,10 @@ def several_steps(bench: Bench, batch: TrainBatch) -> dict[str, Any]:
     return {"metrics": reports[-1].metrics, "masked": reports[-1].masked_fraction, "weights": bench.policy() | bench.value()}
 
 
-def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value_adapter", "sharded"), [("mlp", False), ("none", False), ("none", True)])
+def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path, value_adapter: str, sharded: bool) -> None:
     numbers = {
+        "value_adapter": value_adapter,
         "policy_minibatches": 2,
         "weigh": decoupled_weights,
         "proximal_ratio_high": 5.0,
@@ -169,7 +171,7 @@ def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path) -> None:
     batch = make_bench().conversations(max_tokens=8, shift=0.1)
     assert len(batch.microbatches) == 5  # shares of 3 and 2: the first is not the same for both ranks
     alone = several_steps(make_bench(**numbers), batch)
-    together = run_ranks(2, tmp_path, numbers, several_steps, batch)
+    together = run_ranks(2, tmp_path, numbers, several_steps, batch, sharded=sharded)
     timeless = {name: value for name, value in alone["metrics"].items() if not name.endswith("/seconds")}
     assert {name: together["metrics"][name] for name in timeless} == pytest.approx(timeless, rel=1e-3, abs=1e-5)
     assert together["masked"] == alone["masked"]
