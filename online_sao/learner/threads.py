@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from online_sao.learner.ranks import Ranks
 
 T = TypeVar("T")
+Gradients = tuple[Tensor | None, ...]
+"""One for each trained parameter."""
 
 
 class Threads(Ranks):
@@ -49,19 +51,25 @@ class Threads(Ranks):
         return results
 
     def backward(self, output: Tensor, gradient: Tensor | None = None) -> None:
-        if getattr(self._mine, "gradients", None) is None:
+        apart: tuple[Sequence[nn.Parameter], list[Gradients]] | None = getattr(self._mine, "apart", None)
+        if apart is None:
             super().backward(output, gradient)
             return
-        found = torch.autograd.grad(output, self._mine.trained, gradient, allow_unused=True)
-        self._mine.gradients.append(found)
+        trained, found = apart
+        found.append(torch.autograd.grad(output, trained, gradient, allow_unused=True))
 
-    def _apart(self, work: Callable[[int], T], number: int, trained: Sequence[nn.Parameter], share: int) -> tuple[T, list[tuple[Tensor | None, ...]]]:
+    def _apart(self, work: Callable[[int], T], number: int, trained: Sequence[nn.Parameter], share: int) -> tuple[T, list[Gradients]]:
+        """``work(number)`` in a thread of the pool, and the gradients it left."""
         torch.set_num_threads(share)
-        self._mine.trained, self._mine.gradients = trained, []
-        return work(number), self._mine.gradients
+        found: list[Gradients] = []
+        self._mine.apart = trained, found
+        try:
+            return work(number), found
+        finally:
+            self._mine.apart = None
 
 
-def _add(parameters: Sequence[nn.Parameter], passes: Sequence[tuple[Tensor | None, ...]]) -> None:
+def _add(parameters: Sequence[nn.Parameter], passes: Sequence[Gradients]) -> None:
     for gradients in passes:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
