@@ -230,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model_path = obtain(arguments.model, PolicySettings().cache_dir)
         cases = []
         for threads, requests in itertools.product(arguments.threads, arguments.requests):
+            torch.set_num_threads(threads or os.cpu_count() or 1)  # the limits are those of as many threads as the engine takes
             settings = EngineSettings(threads=threads, max_concurrent=max(requests, 1))
             case = asyncio.run(decode(settings, model_path, requests, arguments.tokens, arguments.repetitions))
             case["limits"] = limits(load_model(model_path), requests, round(case["context"]), arguments.bandwidth_megabytes)

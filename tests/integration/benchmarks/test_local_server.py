@@ -11,13 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+# Both react to Ctrl-C, as the real ones do, also where the tests run in the background of a shell, whose children ignore it.
 SERVER = """
-import http.server, sys
+import http.server, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 BENCHMARK = """
-import asyncio, sys, time
+import asyncio, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from online_sao.benchmarks.local_server import LocalProgram
 
 async def measure():
