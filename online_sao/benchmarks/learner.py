@@ -127,7 +127,7 @@ class Ours:
 
     def to_count(self) -> Ours:
         """The same with its microbatches one after the other: operations are counted in the thread that asks for it."""
-        return Ours(self._setting, self.recipe, Ranks())
+        return self if self._setting.at_once == 1 else Ours(self._setting, self.recipe, Ranks())
 
 
 class Theirs:
