@@ -37,8 +37,9 @@ from online_sao.models.fingerprint import ServedDigest
 MIN_TEMPERATURE = 1e-2
 """Lowest temperature above 0: vLLM raises lower ones to it."""
 
-HALF_LOGPROB_TOLERANCE = 0.1
-"""bfloat16 and float16. Measured with the bundled model in bfloat16: 0.04."""
+HALF_LOGPROB_TOLERANCE = 0.2
+"""bfloat16 and float16, for the mean of a probe (32 tokens). Measured in bfloat16: 0.04 with the bundled model; with random weights, which are the
+worst, 0.02 to 0.10 in 640 samples, where another version's give 0.7 to 2."""
 
 
 class VLLMEngine(SingleEngine):

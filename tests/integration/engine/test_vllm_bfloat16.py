@@ -44,6 +44,7 @@ async def test_its_logprobs_are_within_the_bound_it_states(start, reference, ada
         for found, adapter in ((right, adapters[1]), (wrong, adapters[2])):
             plain = logprobs(reference.logits(prompt(i), sampled.token_ids, adapter), sampled.token_ids)
             found.append(float((torch.tensor(sampled.logprobs) - plain).abs().mean()))
+    # One sample in a few hundred reaches half of the bound; all eight together are far from that.
     assert max(right) < client.engine.logprob_tolerance
-    assert max(right) > 0
+    assert 0 < sum(right) / len(right) < client.engine.logprob_tolerance / 2
     assert min(wrong) > max(right)
