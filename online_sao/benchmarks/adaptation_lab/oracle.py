@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,12 +13,9 @@ from torch import Tensor
 from online_sao.algorithm.calibration import PastReturns
 from online_sao.algorithm.recipes import CreditInputs, Recipe
 from online_sao.algorithm.recipes.sao import critic_advantages
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS
 from online_sao.benchmarks.adaptation_lab.students import Lesson, RecipeStudent
-from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.sampling import Sampler
+from online_sao.benchmarks.adaptation_lab.world import World
 from online_sao.benchmarks.tiny_policy.task import Instance
-from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 from online_sao.types import Trajectory
 
 NAME = "oracle"
@@ -32,15 +28,15 @@ ANSWERS_EACH = 16
 class OracleStudent(RecipeStudent):
     """What it asks the policy beside the stream's own answers is never learned from."""
 
-    def __init__(self, base: Path, numbers: WarmStart, recipe: Recipe, *, lora_rank: int, lag: int, seed: int) -> None:
-        super().__init__(base, numbers, dataclasses.replace(recipe, credit=self._credit), lora_rank=lora_rank, lag=lag, seed=seed)
-        self._sampler = Sampler(warm_start.load(ANSWERS, base, numbers))
+    def __init__(self, world: World, recipe: Recipe, *, lora_rank: int, lag: int, seed: int) -> None:
+        super().__init__(world, dataclasses.replace(recipe, credit=self._credit), lora_rank=lora_rank, lag=lag, seed=seed)
+        self._world = world
         self._generator = torch.Generator().manual_seed(seed)
         self._expected: list[float] = []
 
     def learn(self, trajectories: Sequence[Trajectory], instances: Sequence[Instance]) -> Lesson:
         asked = [instance for instance in instances for _ in range(ANSWERS_EACH)]
-        rewards = [found.reward for found in self._sampler.rollout(ANSWERS, asked, self.adapters, max(self.adapters), self._generator)]
+        rewards = [found.reward for found in self._world.rollout(asked, self.adapters, max(self.adapters), self._generator)]
         self._expected = [statistics.fmean(rewards[start : start + ANSWERS_EACH]) for start in range(0, len(rewards), ANSWERS_EACH)]
         return super().learn(trajectories, instances)
 

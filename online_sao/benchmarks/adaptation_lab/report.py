@@ -63,8 +63,8 @@ def _header(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         conditions(results, NOT_SHARED),
         "",
-        f"Scores are quality × style, from 0 to 1. Last: the mean of a phase's last {WINDOW} interactions; area: the mean of all. Frozen: the warm "
-        "start on the same prompts and wishes. Anchor-only: the last phase with neutral scores. Medians over seeds, with 95 % bootstrap intervals "
+        f"Scores are quality × style, from 0 to 1. Last: the mean of a phase's last {WINDOW} interactions; area: the mean of all. Frozen: the base "
+        "on the same prompts and wishes. Anchor-only: the last phase with neutral scores. Medians over seeds, with 95 % bootstrap intervals "
         "where there are several.",
         "",
         RECOVERY,

@@ -31,10 +31,10 @@ TOPICS: dict[Population, tuple[int, ...]] = {"uniform": (USUAL,), "raters": (USU
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """``start``: its first interaction, from 0."""
+    """``start``: its first interaction, from 0. ``wishes``: what is wanted, of each who asks."""
 
     name: str
-    wishes: tuple[Taste, ...]
+    wishes: tuple[str, ...]
     start: int
     interactions: int
 

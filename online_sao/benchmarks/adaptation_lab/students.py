@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from online_sao.algorithm.recipes import Recipe
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS
-from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.adaptation_lab.world import World
 from online_sao.benchmarks.tiny_policy.task import Instance
 from online_sao.benchmarks.tiny_policy.versions import Versions
-from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 from online_sao.experience.batching import pack
-from online_sao.learner.learner import Learner
 from online_sao.models.adapter import Adapter
 from online_sao.types import Trajectory
 
@@ -54,9 +50,8 @@ class Lesson:
 class RecipeStudent:
     """The real learner; what answers is ``lag`` updates behind it."""
 
-    def __init__(self, base: Path, numbers: WarmStart, recipe: Recipe, *, lora_rank: int, lag: int, seed: int) -> None:
-        model = warm_start.load(ANSWERS, base, numbers)
-        self._learner = Learner(model, base.name, recipe, lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=seed)
+    def __init__(self, world: World, recipe: Recipe, *, lora_rank: int, lag: int, seed: int) -> None:
+        self._learner = world.learner(recipe, lora_rank=lora_rank, seed=seed)
         self._versions = Versions(lag)
         self._update = 1
 

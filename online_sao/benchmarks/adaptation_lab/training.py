@@ -3,7 +3,7 @@
 Every answer is used once, ``batch_size`` at a time in the order they came, by the real learner; what answers is a published version. Prompts and
 random numbers depend on seed and interaction alone, so that every recipe is asked the same. Equal options give equal results, timings aside.
 
-Controls, beside the real run: the warm start's own answers to the same prompts (frozen), and the last phase once more, from where it began, with the
+Controls, beside the real run: the base's own answers to the same prompts (frozen), and the last phase once more, from where it began, with the
 neutral score (anchor-only), so that nothing but the pull to the base moves the policy.
 """
 
@@ -19,18 +19,15 @@ from typing import Any
 import torch
 
 from online_sao.benchmarks.adaptation_lab import kto, oracle
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, Judgement, judge
-from online_sao.benchmarks.adaptation_lab.options import RunOptions
+from online_sao.benchmarks.adaptation_lab.answers import Judgement
+from online_sao.benchmarks.adaptation_lab.options import LabOptions, RunOptions
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent, Student
-from online_sao.benchmarks.tiny_policy import warm_start
+from online_sao.benchmarks.adaptation_lab.world import World
 from online_sao.benchmarks.tiny_policy.curves import kept
-from online_sao.benchmarks.tiny_policy.sampling import Sampler
 from online_sao.benchmarks.tiny_policy.task import Instance
 from online_sao.models.adapter import Adapter
 from online_sao.types import Trajectory
 
-AT_ONCE = 256
-"""Answers of the frozen control in one batch."""
 Progress = Callable[[int, float], None]
 
 
@@ -50,22 +47,22 @@ class Record:
         return [round(judgement.score, 4) for judgement in self.judgements]
 
 
-def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
-    """``base``: the folder of the warm start. ``progress(interactions, score)`` is called after every batch: how many are done, its mean score.
+def run(options: LabOptions, base: Path, progress: Progress) -> dict[str, Any]:
+    """``base``: the folder of the base model. ``progress(interactions, score)`` is called after every batch: how many are done, its mean score.
 
-    Returns ``phases``; ``scores``, ``quality`` and ``style`` of every interaction; ``frozen`` and ``anchor_only`` (of the last phase; None for what
-    has no anchor): scores; ``series`` (metric → one number an update), ``seconds`` of sampling and update batch by batch and
+    Returns ``phases``; ``scores``, ``quality`` and ``style`` of every interaction; ``frozen`` and ``anchor_only`` (of the last phase; None where
+    it was not played): scores; ``series`` (metric → one number an update), ``seconds`` of sampling and update batch by batch and
     of training in all, ``problems``.
     """
     began = time.perf_counter()
-    sampler = Sampler(warm_start.load(ANSWERS, base, options.warm_start))
-    student = _student(options, base)
-    play = Play(options, sampler)
-    phases = options.stream.phases
+    world = options.world(base)
+    student = _student(options, world, base)
+    play = Play(options, world)
+    phases = world.phases
     total, last = phases[-1].start + phases[-1].interactions, phases[-1].start
     record = Record()
     play.on(student, range(last), record, progress)
-    branch = student.snapshot()
+    branch = student.snapshot() if options.branches else None
     play.on(student, range(last, total), record, lambda done, score: progress(last + done, score))
     anchor_only = None
     if branch is not None:
@@ -91,14 +88,15 @@ def run(options: RunOptions, base: Path, progress: Progress) -> dict[str, Any]:
     }
 
 
-def interactions_of(options: RunOptions) -> int:
+def interactions_of(options: LabOptions) -> int:
     """How many a run answers in all, the anchor-only branch among them: what progress counts to."""
-    phases = options.stream.phases
-    return sum(phase.interactions for phase in phases) + (0 if options.is_kto else phases[-1].interactions)
+    phases = options.phases
+    return sum(phase.interactions for phase in phases) + (phases[-1].interactions if options.branches else 0)
 
 
-def _student(options: RunOptions, base: Path) -> Student:
+def _student(options: LabOptions, world: World, base: Path) -> Student:
     if options.is_kto:
+        assert isinstance(options, RunOptions)
         return kto.KTOStudent(
             base,
             options.warm_start,
@@ -110,17 +108,16 @@ def _student(options: RunOptions, base: Path) -> Student:
             seed=options.seed,
         )
     student = oracle.OracleStudent if options.is_oracle else RecipeStudent
-    return student(base, options.warm_start, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
+    return student(world, options.build_recipe(), lora_rank=options.lora_rank, lag=options.lag, seed=options.seed)
 
 
 class Play:
-    """The stream's prompts, put to a student or to the warm start."""
+    """A world's prompts, put to a student or to the base."""
 
-    def __init__(self, options: RunOptions, sampler: Sampler) -> None:
-        self._stream = options.stream
+    def __init__(self, options: LabOptions, world: World) -> None:
+        self._world = world
         self._seed = options.seed
         self._batch_size = options.batch_size
-        self._sampler = sampler
 
     def on(self, student: Student, interactions: range, record: Record, progress: Progress, *, neutral: bool = False) -> None:
         """Batch after batch: answer, judge, learn. ``neutral``: what is learned from is reward 0, whatever was found."""
@@ -129,7 +126,7 @@ class Play:
             numbers = range(start, start + self._batch_size)
             instances = self._instances(numbers)
             trajectories = self._answers(instances, student.adapters, student.answering(), start)
-            judgements = _judged(instances, trajectories)
+            judgements = self._judged(instances, trajectories)
             sampled = time.perf_counter()
             if neutral:
                 trajectories = [replace(trajectory, rewards=(0.0,) * len(trajectory.rewards)) for trajectory in trajectories]
@@ -149,25 +146,19 @@ class Play:
 
     def frozen(self, interactions: range) -> list[float]:
         scores: list[float] = []
-        for start in range(interactions.start, interactions.stop, AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, interactions.stop))
+        for start in range(interactions.start, interactions.stop, self._world.at_once):
+            numbers = range(start, min(start + self._world.at_once, interactions.stop))
             instances = self._instances(numbers)
-            scores += [round(found.score, 4) for found in _judged(instances, self._answers(instances, {0: None}, 0, start))]
+            scores += [round(found.score, 4) for found in self._judged(instances, self._answers(instances, {0: None}, 0, start))]
         return scores
 
     def _instances(self, numbers: range) -> list[Instance]:
-        return [self._stream.instance(number) for number in numbers]
+        return [self._world.instance(number) for number in numbers]
 
     def _answers(self, instances: Sequence[Instance], adapters: Mapping[int, Adapter | None], version: int, start: int) -> list[Trajectory]:
         """``start``: the number of the first interaction; the random numbers depend on it."""
         generator = torch.Generator().manual_seed(Random(f"answers {self._seed} {start}").getrandbits(48))
-        return self._sampler.rollout(ANSWERS, instances, adapters, version, generator)
+        return self._world.rollout(instances, adapters, version, generator)
 
-
-def _judged(instances: Sequence[Instance], trajectories: Sequence[Trajectory]) -> list[Judgement]:
-    return [judge(instance, answer_of(found)) for instance, found in zip(instances, trajectories, strict=True)]
-
-
-def answer_of(trajectory: Trajectory) -> tuple[int, ...]:
-    """Its action tokens."""
-    return tuple(token for token, action in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if action)
+    def _judged(self, instances: Sequence[Instance], trajectories: Sequence[Trajectory]) -> list[Judgement]:
+        return [self._world.judge(instance, found) for instance, found in zip(instances, trajectories, strict=True)]

@@ -1,6 +1,7 @@
 """The goals that are tested, each with the rule that decides it, fixed before the runs; and recipes beside each other, seed by seed. Pure.
 
-Only runs of equal setting (population, names, scale) and seed are compared. ``met`` and ``not met`` each need evidence, all else is ``undecided``.
+Only runs of equal setting (model, population, names, scale) and seed are compared. ``met`` and ``not met`` each need evidence, all else is
+``undecided``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from online_sao.benchmarks.adaptation_lab.options import SETTINGS, recipe_name
+from online_sao.benchmarks.adaptation_lab.options import recipe_name, setting_of
 from online_sao.benchmarks.adaptation_lab.summary import recovery
 from online_sao.benchmarks.intervals import median_interval, median_text
 
@@ -37,8 +38,8 @@ class Verdict:
 
 def settings(results: Sequence[Result]) -> Iterator[tuple[str, dict[str, list[Result]]]]:
     """Every setting by its words, and the runs there by recipe; both in a fixed order, seeds rising."""
-    for setting in sorted({tuple(str(result[name]) for name in SETTINGS) for result in results}, reverse=True):
-        there = [result for result in results if tuple(str(result[name]) for name in SETTINGS) == setting]
+    for setting in sorted({setting_of(result["options"]) for result in results}, reverse=True):
+        there = [result for result in results if setting_of(result["options"]) == setting]
         recipes = sorted({result["recipe"] for result in there}, key=lambda name: (recipe_name(name) != OURS, name))
         yield (
             ", ".join(setting),
@@ -81,7 +82,7 @@ def verdicts(results: Sequence[Result]) -> list[Verdict]:
                 found.append(_fewer(setting, by_recipe, rival, HALF, f"after a shift, at most half the interactions that `{rival}` needs"))
             else:
                 found.append(_fewer(setting, by_recipe, rival, AS_MANY, f"after a shift, no more interactions than `{rival}` needs"))
-        if not setting.startswith("uniform"):
+        if "uniform" not in setting:
             found += [_ahead(setting, by_recipe, rival) for rival in rivals]
         found += [_over_control(setting, by_recipe, key, name) for key, name in (("minus_frozen", "frozen"), ("minus_anchor_only", "anchor-only"))]
     return found

@@ -26,7 +26,7 @@ from online_sao.benchmarks.stability.summary import summarise
 from online_sao.benchmarks.stability.tasks import TASKS
 from online_sao.benchmarks.stability.training import RunOptions, run
 from online_sao.benchmarks.tiny_policy.lab import Lab
-from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
+from online_sao.benchmarks.tiny_policy.warm_start import WarmStart, obtain
 
 LAGS = (0, 1, 4, 16)
 
@@ -39,7 +39,7 @@ def _outcome(summary: Mapping[str, Any]) -> str:
 LAB: Lab[RunOptions] = Lab(
     name="stability",
     named_by=("task", "recipe", "lag", "seed"),
-    task=lambda options: TASKS[options.task],
+    prepare=lambda options, cache, progress: obtain(TASKS[options.task], options.seed, options.warm_start, cache, progress),
     file_name=lambda options: f"{options.task}-{options.recipe}-lag{options.lag}",
     length=lambda options: options.updates,
     run=run,

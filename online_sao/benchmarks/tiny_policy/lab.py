@@ -22,9 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from online_sao.algorithm.recipes import Recipe, number_names
 from online_sao.benchmarks.environment import environment
 from online_sao.benchmarks.report_files import write_result
-from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.task import Task
-from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 console = Console(stderr=True, highlight=False)
 
@@ -35,8 +32,6 @@ class RunOptions(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def warm_start(self) -> WarmStart: ...
-    @property
     def title(self) -> str: ...
     def numbers(self) -> dict[str, Any]: ...
 
@@ -46,13 +41,14 @@ Options = TypeVar("Options", bound=RunOptions)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab(Generic[Options]):
-    """``named_by``: the options that a result names beside all others. ``run(options, base, progress)`` makes a run of ``length(options)`` steps from
-    the warm start in the folder ``base``; ``note`` is what is shown of the number that ``progress(step, number)`` tells; ``outcome`` of a result's
+    """``named_by``: the options that a result names beside all others. ``prepare(options, cache, progress)`` gives the folder of the base model, made
+    where it is not there yet, and what is said of it (``warm_start.obtain``); ``run(options, base, progress)`` makes a run of ``length(options)``
+    steps from it; ``note`` is what is shown of the number that ``progress(step, number)`` tells; ``outcome`` of a result's
     summary."""
 
     name: str
     named_by: tuple[str, ...]
-    task: Callable[[Options], Task]
+    prepare: Callable[[Options, Path, Callable[[int, int, float], None]], tuple[Path, dict[str, Any]]]
     file_name: Callable[[Options], str]
     length: Callable[[Options], int]
     run: Callable[[Options, Path, Callable[[int, float], None]], dict[str, Any]]
@@ -106,13 +102,9 @@ class Lab(Generic[Options]):
         return todo, fine
 
     def _run_one(self, options: Options, out: Path, command: str, progress: Progress) -> None:
-        bar = progress.add_task(f"{options.title}: warm start", total=options.warm_start.max_steps, note="")
-        base, about = warm_start.obtain(
-            self.task(options),
-            options.seed,
-            options.warm_start,
-            out / "warm-starts",
-            lambda step, most, right: progress.update(bar, completed=step, note=f"{right:.0%} right"),
+        bar = progress.add_task(f"{options.title}: base model", total=None, note="")
+        base, about = self.prepare(
+            options, out / "warm-starts", lambda step, most, right: progress.update(bar, completed=step, total=most, note=f"{right:.0%} right")
         )
         progress.reset(bar, total=self.length(options), description=options.title, note="")
         result: dict[str, Any] = {

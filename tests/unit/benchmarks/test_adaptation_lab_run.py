@@ -9,15 +9,14 @@ import torch
 
 from online_sao.algorithm.recipes import CreditInputs
 from online_sao.benchmarks import trl_grpo
-from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, judge, user_of
+from online_sao.benchmarks.adaptation_lab.answers import ANSWERS, user_of
 from online_sao.benchmarks.adaptation_lab.command import LAB, _arguments
 from online_sao.benchmarks.adaptation_lab.kto import _balanced
-from online_sao.benchmarks.adaptation_lab.options import LIVE, RunOptions
+from online_sao.benchmarks.adaptation_lab.options import LIVE, BundledOptions, RunOptions
 from online_sao.benchmarks.adaptation_lab.oracle import OracleStudent
 from online_sao.benchmarks.adaptation_lab.students import RecipeStudent
 from online_sao.benchmarks.adaptation_lab.training import Play, Record, interactions_of, run
 from online_sao.benchmarks.tiny_policy import warm_start
-from online_sao.benchmarks.tiny_policy.sampling import Sampler
 from online_sao.benchmarks.tiny_policy.warm_start import WarmStart
 
 SMALL = WarmStart(hidden_size=32, intermediate_size=64, layers=2, heads=2, max_steps=50, steps_between_looks=50, looked_at=16, learning_rate=3e-3)
@@ -63,8 +62,9 @@ def test_a_recipe_may_have_numbers_of_its_own():
 def test_a_neutral_branch_meets_the_same_and_learns_from_nothing(base):
     """With steps too small to matter both branches are answered in the same way; their judgement is true in both, the reward 0 in one."""
     chosen = options(recipe="running-mean", anchor=0.0, policy_learning_rate=1e-12)
-    play = Play(chosen, Sampler(warm_start.load(ANSWERS, base, SMALL)))
-    student = RecipeStudent(base, SMALL, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
+    world = chosen.world(base)
+    play = Play(chosen, world)
+    student = RecipeStudent(world, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
     real, neutral = Record(), Record()
     branch = student.snapshot()
     play.on(student, range(32, 48), real, lambda done, score: None)
@@ -79,10 +79,10 @@ def test_a_neutral_branch_meets_the_same_and_learns_from_nothing(base):
 def test_an_oracle_takes_what_a_prompt_gets_on_average_from_what_an_answer_got(base):
     chosen = options(recipe="oracle", population="raters", anchor=0.0)
     assert chosen.build_recipe() == options(recipe="running-mean", anchor=0.0).build_recipe()
-    student = OracleStudent(base, SMALL, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
-    harsh = [found for found in map(chosen.stream.instance, range(16)) if user_of(found) == 3]
-    sampler = Sampler(warm_start.load(ANSWERS, base, SMALL))
-    trajectories = sampler.rollout(ANSWERS, harsh, student.adapters, 0, torch.Generator().manual_seed(1))
+    world = chosen.world(base)
+    student = OracleStudent(world, chosen.build_recipe(), lora_rank=4, lag=0, seed=1)
+    harsh = [found for found in map(world.instance, range(16)) if user_of(found) == 3]
+    trajectories = world.rollout(harsh, student.adapters, 0, torch.Generator().manual_seed(1))
     lesson = student.learn(trajectories, harsh)
     assert student._expected == [-1.0] * len(harsh)
     assert lesson.metrics["policy/advantage_abs_mean"] == lesson.metrics["policy/grad_norm"] == 0.0
@@ -94,14 +94,14 @@ def test_an_oracle_takes_what_a_prompt_gets_on_average_from_what_an_answer_got(b
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
-    student = RecipeStudent(base, SMALL, options().build_recipe(), lora_rank=4, lag=lag, seed=1)
-    sampler = Sampler(warm_start.load(ANSWERS, base, SMALL))
-    stream, answered_by = options().stream, []
+    world = options().world(base)
+    student = RecipeStudent(world, options().build_recipe(), lora_rank=4, lag=lag, seed=1)
+    answered_by = []
     for update in range(4):
         answered_by.append(student.answering())
         branch = student.snapshot()
-        instances = [stream.instance(8 * update + number) for number in range(8)]
-        trajectories = sampler.rollout(ANSWERS, instances, student.adapters, student.answering(), torch.Generator().manual_seed(update))
+        instances = [world.instance(8 * update + number) for number in range(8)]
+        trajectories = world.rollout(instances, student.adapters, student.answering(), torch.Generator().manual_seed(update))
         assert {trajectory.oldest_policy_version for trajectory in trajectories} == {answered_by[-1]}
         lesson = student.learn(trajectories, instances)
         student.restore(branch)
@@ -112,7 +112,6 @@ def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
             "value/seconds": 0,
         }
     assert answered_by == ([0, 1, 2, 3] if lag == 0 else [0, 0, 0, 1])
-    assert all(judge(instance, (2,)).score == 0 for instance in instances)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +130,23 @@ def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
         options(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"population": "raters"}, "the tiny model's alone"),
+        ({"recipe": "kto"}, "the tiny model alone"),
+        ({"schedule": "plain-words:12"}, "plain-words:12 must be a multiple of the batch of 8"),
+        ({"schedule": "nothing:16"}, "nothing"),
+        ({"schedule": "past-tense:16", "population": "mixed"}, "has no opposite"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"recipe": "grpo"}, "every prompt is answered once"),
+    ],
+)
+def test_what_a_chat_model_cannot_do_is_said_too(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        BundledOptions(**{"recipe": "sao", "population": "uniform", "seed": 1, **wrong})
+
+
 def test_a_preset_brings_its_pieces_and_everybody_the_same_rates():
     paper, live = options(recipe="sao/paper").build_recipe(), options(recipe="sao").build_recipe()
     assert (paper.preset, paper.anchor_coefficient, paper.fresh_values) == ("paper", 0, True)
@@ -140,11 +156,19 @@ def test_a_preset_brings_its_pieces_and_everybody_the_same_rates():
     assert options(recipe="sao/paper", anchor=0.2).build_recipe().anchor_coefficient == 0.2
 
 
-def test_the_documented_command_can_be_run_and_kto_only_with_trl(capsys, monkeypatch):
-    (command,) = re.findall(
+def test_the_documented_commands_can_be_run_and_kto_only_with_trl(capsys, monkeypatch):
+    tiny, chat = re.findall(
         r"^online-sao bench adaptation-lab (.*--out .*)$", (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(), re.MULTILINE
     )
-    assert len(_arguments(shlex.split(command)).planned) == 5 * 3 * 5
+    assert len(_arguments(shlex.split(tiny)).planned) == 5 * 3 * 5
+    kept = Path(__file__).parents[3] / "docs" / "data" / "adaptation-lab" / "chat"
+    assert sorted((kept / "runs").iterdir()) == sorted(LAB.run_file(kept, run) for run in _arguments(shlex.split(chat)).planned)
+    defaults = _arguments(["--model", "bundled", "--seeds", "1", "--max-tokens", "8"]).planned
+    assert {(run.population, run.max_tokens) for run in defaults} == {("uniform", 8), ("mixed", 8)}
+    for wrong in (["--model", "bundled", "--kto-every", "8"], ["--schedule", "plain-words:8"]):
+        with pytest.raises(SystemExit):
+            _arguments(wrong)
+        assert f"has no {wrong[-2]}" in capsys.readouterr().err
     monkeypatch.setattr(trl_grpo, "available", lambda: False)
     with pytest.raises(SystemExit):
         _arguments(["--recipes", "kto"])
