@@ -28,6 +28,7 @@ from online_sao.learner import state as learner_state
 from online_sao.learner.base_states import BaseStates
 from online_sao.learner.credit import batch_advantages
 from online_sao.learner.layout import by_trajectory
+from online_sao.learner.linear_value_training import LinearValueModel, LinearValueTrainer
 from online_sao.learner.policy_training import PolicyTrainer, Strengths
 from online_sao.learner.published import PublishedView
 from online_sao.learner.ranks import Ranks
@@ -76,13 +77,21 @@ class Learner:
         self._backbone.to(device)
         self.policy = PolicyModel(self._backbone)
         self._published = PublishedView(self._backbone, self.policy)
-        self.value = ValueModel(self._backbone)
         self._policy_optimizer = make_optimizer(self.policy.parameters(), recipe.policy_learning_rate, recipe)
-        self._value_optimizer = make_optimizer(self.value.parameters(), recipe.value_learning_rate, recipe)
+        linear = recipe.value_adapter == "none"
         # Where the base is divided, all ranks compute a pass or none does: none may have its states already.
-        self._base = BaseStates(self._backbone, keep=recipe.uses_values and self.value.reads_base and not self.ranks.sharded)
+        self._base = BaseStates(self._backbone, views=linear and recipe.uses_values, keep=not self.ranks.sharded)
         self._policy_trainer = PolicyTrainer(self.policy, self._policy_optimizer, self._base, self.ranks)
-        self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip, self._base, self.ranks)
+        self.value: ValueModel | LinearValueModel
+        self._value_optimizer: torch.optim.AdamW | None = None
+        self._value_trainer: ValueTrainer | LinearValueTrainer
+        if linear:
+            self.value = LinearValueModel(self._backbone.hidden_size)
+            self._value_trainer = LinearValueTrainer(self.value, self._base, self.ranks)
+        else:
+            self.value = ValueModel(self._backbone)
+            self._value_optimizer = make_optimizer(self.value.parameters(), recipe.value_learning_rate, recipe)
+            self._value_trainer = ValueTrainer(self.value, self._value_optimizer, recipe.gradient_clip, self.ranks)
         self._window = self._as_window(())
         self.updates = 0
         """Updates these weights have been through."""
@@ -183,8 +192,7 @@ class Learner:
             with self._base.kept():
                 report, records = self._value_trainer.pretrain(
                     trajectories,
-                    gamma=self.recipe.gamma,
-                    batch_size=self.recipe.batch_size,
+                    recipe=self.recipe,
                     max_tokens=max_tokens,
                     max_epochs=max_epochs,
                     seed=seed,
@@ -277,8 +285,6 @@ class Learner:
         learner_state.assign(self.value.parameters(), snapshot.value)
         learner_state.load_optimizer(self._policy_optimizer, snapshot.policy_optimizer)
         learner_state.load_optimizer(self._value_optimizer, snapshot.value_optimizer)
-        self._policy_optimizer.zero_grad(set_to_none=True)
-        self._value_optimizer.zero_grad(set_to_none=True)
         self._window = self._as_window(snapshot.window)
         self.updates = snapshot.updates
         self._distance = snapshot.distance

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from online_sao.algorithm.anchoring import BaseDistance
 from online_sao.errors import ConfigurationError
@@ -66,7 +66,7 @@ class LearnerIdentity:
         return cls(**kept)
 
 
-_KINDS = {"mlp": "has its attention frozen", "all": "has its attention trained", "none": "is a head alone"}
+_KINDS = {"mlp": "has its attention frozen", "all": "has its attention trained", "none": "is linear in the base's states"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,15 @@ def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def assign(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def assign(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 
 
-def copy_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def copy_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """None, of a value model that needs no optimiser: nothing."""
+    if optimizer is None:
+        return {}
     state = optimizer.state_dict()
     moments = {number: copy_tensors(tensors) for number, tensors in state["state"].items()}
     return {"state": moments, "param_groups": copy.deepcopy(state["param_groups"])}
@@ -131,13 +134,16 @@ def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
     )
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -> None:
     """The moments of ``state`` under the settings that ``optimizer`` was made with: an operator who changed a learning rate and restarted means it,
-    and so does a release that changed a preset.
+    and so does a release that changed a preset. No gradient is left. None: nothing to load.
 
     Copied first, because load_state_dict keeps the very tensors it is given and the next step would write into them.
     """
+    if optimizer is None:
+        return
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(copy.deepcopy(state))
     for group, todays in zip(optimizer.param_groups, settings, strict=True):
         group.update(todays)
+    optimizer.zero_grad(set_to_none=True)

@@ -20,7 +20,6 @@ from online_sao.algorithm.diagnostics import explained_variance
 from online_sao.algorithm.losses import value_loss
 from online_sao.algorithm.recipes import Recipe
 from online_sao.experience.batching import PackedMicrobatch, TrainBatch, pack
-from online_sao.learner.base_states import BaseStates
 from online_sao.learner.layout import by_microbatch, by_trajectory, chain_positions
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
@@ -54,12 +53,27 @@ def batch_returns(batch: TrainBatch, gamma: float) -> list[Tensor]:
     return [monte_carlo_returns(reward, torch.ones_like(reward, dtype=torch.bool), gamma) for reward in rewards]
 
 
+def no_values(batch: TrainBatch, returns: Sequence[Tensor]) -> tuple[ValuePass, list[Tensor]]:
+    """What ``train_and_read`` gives a recipe that does not look at values."""
+    nothing = [torch.zeros_like(returned) for returned in returns]
+    return ValuePass(values_before=by_microbatch(batch, nothing)), nothing
+
+
+def held_apart(trajectories: Sequence[Trajectory], seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """A fifth of them, at random, and the others. Raises ValueError for fewer than two."""
+    if len(trajectories) < 2:
+        raise ValueError(f"value pretraining needs at least two trajectories, not {len(trajectories)}")
+    shuffled = list(trajectories)
+    random.Random(seed).shuffle(shuffled)
+    count = max(1, len(shuffled) // 5)
+    return shuffled[:count], shuffled[count:]
+
+
 class ValueTrainer:
     """``optimizer`` holds the parameters of ``model`` and nothing else."""
 
-    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float, base: BaseStates, ranks: Ranks) -> None:
+    def __init__(self, model: ValueModel, optimizer: torch.optim.AdamW, gradient_clip: float, ranks: Ranks) -> None:
         self._model = model
-        self._base = base
         self._optimizer = optimizer
         self._clip = gradient_clip
         self._ranks = ranks
@@ -103,8 +117,7 @@ class ValueTrainer:
         """The recipe's K value updates and ``warmup`` more, on targets [l_i] of every trajectory; and the values that its credit looks at: of action
         tokens, or of whole chains (layout.chain_mask) where it has observation_values."""
         if not recipe.uses_values:
-            nothing = [torch.zeros_like(returned) for returned in returns]
-            return ValuePass(values_before=by_microbatch(batch, nothing)), nothing
+            return no_values(batch, returns)
         chains = self._read_chains(batch, check) if recipe.observation_values and not recipe.fresh_values else None
         result = self.train(batch, by_microbatch(batch, returns), recipe.value_updates + warmup, check)
         if recipe.observation_values:
@@ -140,8 +153,7 @@ class ValueTrainer:
         self,
         trajectories: Sequence[Trajectory],
         *,
-        gamma: float,
-        batch_size: int,
+        recipe: Recipe,
         max_tokens: int,
         max_epochs: int,
         seed: int,
@@ -153,36 +165,32 @@ class ValueTrainer:
         ``progress(done, of)`` counts value updates. Returns what was done, and (returns, values) of the held-out trajectories. Raises ValueError
         for fewer than two trajectories, and whatever ``check`` raises: the weights are then somewhere in between.
         """
-        if len(trajectories) < 2:
-            raise ValueError(f"value pretraining needs at least two trajectories, not {len(trajectories)}")
-        shuffled = list(trajectories)
-        random.Random(seed).shuffle(shuffled)
-        count = max(1, len(shuffled) // 5)
-        held_out, training = pack(shuffled[:count], max_tokens, self._ranks.at_once), shuffled[count:]
-        held_out_returns = batch_returns(held_out, gamma)
-        chunks = [pack(training[start : start + batch_size], max_tokens, self._ranks.at_once) for start in range(0, len(training), batch_size)]
+        aside, training = held_apart(trajectories, seed)
+        held_out = pack(aside, max_tokens, self._ranks.at_once)
+        held_out_returns = batch_returns(held_out, recipe.gamma)
+        chunks = [
+            pack(training[start : start + recipe.batch_size], max_tokens, self._ranks.at_once) for start in range(0, len(training), recipe.batch_size)
+        ]
         best_values = self.read(held_out, check)
-        before = best = _explained(held_out_returns, best_values)
+        before = best = explained(held_out_returns, best_values)
         best_state, best_epoch = self._state(), 0
         for epoch in range(1, max_epochs + 1):
             for number, chunk in enumerate(chunks):
-                self.train(chunk, by_microbatch(chunk, batch_returns(chunk, gamma)), 1, check)
+                self.train(chunk, by_microbatch(chunk, batch_returns(chunk, recipe.gamma)), 1, check)
                 progress((epoch - 1) * len(chunks) + number + 1, max_epochs * len(chunks))
             values = self.read(held_out, check)
-            explained = _explained(held_out_returns, values)
-            if explained > best:
-                best, best_values, best_state, best_epoch = explained, values, self._state(), epoch
+            found = explained(held_out_returns, values)
+            if found > best:
+                best, best_values, best_state, best_epoch = found, values, self._state(), epoch
             elif epoch - best_epoch >= PATIENCE:
                 break
         self._restore(best_state)
-        report = PretrainingReport(len(training), count, best_epoch, before, best)
+        report = PretrainingReport(len(training), len(aside), best_epoch, before, best)
         return report, list(zip(held_out_returns, best_values, strict=True))
 
     def _values(self, microbatch: PackedMicrobatch, positions: Tensor | None = None) -> Tensor:
         """[N] of a microbatch's action tokens, or at other ``positions`` of its row."""
         at = (microbatch.state_positions if positions is None else positions).to(self._model.device)
-        if self._model.reads_base:
-            return self._model.values_of(self._base.of(microbatch)[at])
         return self._model.values(*forward_inputs(microbatch.to(self._model.device))[:3], at)
 
     def _state(self) -> tuple[list[Tensor], dict[str, object]]:
@@ -198,5 +206,5 @@ class ValueTrainer:
         return trained_parameters(self._optimizer)
 
 
-def _explained(returns: Sequence[Tensor], values: Sequence[Tensor]) -> float:
+def explained(returns: Sequence[Tensor], values: Sequence[Tensor]) -> float:
     return float(explained_variance(torch.cat(list(returns)), torch.cat(list(values))))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Condition
-from typing import Literal
+from dataclasses import dataclass
+from threading import Condition, local
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -25,6 +26,22 @@ from online_sao.models.projections import find_blocks, find_projections
 AdapterName = Literal["policy", "value"]
 ValueAdapter = Literal["mlp", "all", "none"]
 _PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class BaseViews:
+    """What the frozen base makes of T tokens, each [T, H]: their embeddings, the states after two thirds of its blocks, and the final ones."""
+
+    embedded: Tensor
+    middle: Tensor
+    final: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.embedded.nbytes + self.middle.nbytes + self.final.nbytes
+
+    def at(self, positions: Tensor) -> BaseViews:
+        return BaseViews(self.embedded[positions], self.middle[positions], self.final[positions])
 
 
 class Backbone:
@@ -49,6 +66,9 @@ class Backbone:
                 self._peft.add_adapter("value", self.lora_config("value"))
         base.set_attn_implementation(PACKED_ATTENTION)
         self._causal_model = base
+        self._noted = local()
+        blocks = find_blocks(base.base_model)[1]
+        blocks[max(0, len(blocks) * 2 // 3 - 1)].register_forward_hook(self._note_middle)
         self._active: AdapterName | None = None
         self._peft.base_model.disable_adapter_layers()
         self._inside = 0
@@ -130,6 +150,22 @@ class Backbone:
             )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+    def base_views(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor) -> BaseViews:
+        """Of the base, in one forward pass, as ``hidden``."""
+        self._noted.middle = []
+        try:
+            final = self.hidden(None, input_ids, position_ids, segment_ids)
+            (middle,) = self._noted.middle
+        finally:
+            del self._noted.middle  # nothing of a pass is held on to, its graph least of all
+        embedded: Tensor = self._causal_model.get_input_embeddings()(input_ids)
+        return BaseViews(embedded, middle[0], final)
+
+    def _note_middle(self, block: nn.Module, arguments: Any, output: Any) -> None:
+        """A forward hook. Not transformers' output_hidden_states, which knows models by their class and overlooks one that FSDP has changed."""
+        if (noted := getattr(self._noted, "middle", None)) is not None:
+            noted.append(output[0] if isinstance(output, tuple) else output)
 
     def _attention_mask(self, position_ids: Tensor, segment_ids: Tensor, blocks: Blocks | None) -> Tensor | dict[str, Tensor]:
         """[1, 1, T, T] bool, True where the row may look at the column, or the same for ``blocks``; by kind of layer where the model has more than

@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from online_sao.models.backbone import AdapterName, Backbone
+from online_sao.models.backbone import Backbone
 
 
 class ValueModel:
-    """The base model under the "value" adapter (MLP projections only, where attention is frozen) with a scalar head on the final hidden state. Where
-    the backbone has no such adapter it is the head alone, on the base's own states.
+    """The base model under the "value" adapter (MLP projections only, where attention is frozen) with a scalar head on the final hidden state.
 
     The head starts at zero, so every value is 0 until the first value update: the middle of the reward range, and no noise in the first
     advantages. The head learns first, and through it the adapter.
@@ -23,9 +22,6 @@ class ValueModel:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self.reads_base = backbone.value_adapter == "none"
-        """Whether the states it reads are the base's, which then need not be computed for it (``values_of``)."""
-        self._adapter: AdapterName | None = None if self.reads_base else "value"
         self.head = nn.Linear(backbone.hidden_size, 1, device=backbone.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -40,14 +36,11 @@ class ValueModel:
 
     def active(self) -> AbstractContextManager[None]:
         """Around a forward pass and its backward pass, where other threads compute with the same backbone (Backbone.under)."""
-        return self._backbone.under(self._adapter)
+        return self._backbone.under("value")
 
     def values(self, input_ids: Tensor, position_ids: Tensor, segment_ids: Tensor, state_positions: Tensor) -> Tensor:
         """V(a_t) [N] of N tokens (action tokens, as a rule) of a packed row [T], read at ``state_positions``: the states that produce them. Read at
         a_t itself the baseline would depend on the action and bias the gradient. With gradient."""
-        return self.values_of(self._backbone.hidden(self._adapter, input_ids, position_ids, segment_ids)[state_positions])
-
-    def values_of(self, states: Tensor) -> Tensor:
-        """[N] of states [N, H] that are there already."""
+        states = self._backbone.hidden("value", input_ids, position_ids, segment_ids)[state_positions]
         values: Tensor = self.head(states).squeeze(-1)
         return values

@@ -112,8 +112,13 @@ class Recipe:
     """Credit looks at values from after the K value updates (the paper). False: from before them. On a small batch the updates teach the critic this
     batch's own returns, which then cancel part of its advantages; and only the earlier values are what calibration has judged."""
     value_adapter: Literal["mlp", "all", "none"] = "mlp"
-    """What of the value model learns beside its head: its MLPs (attention is frozen, as in the paper), attention too, or nothing: then it is a linear
-    head on the frozen base's states, which the anchor needs anyway. A state made under one is refused under another."""
+    """What of the value model learns beside its head: its MLPs (attention is frozen, as in the paper), attention too, or nothing: then it is linear
+    in the frozen base's states, which the anchor needs anyway, and fitted in closed form (``ridge``). A state made under one is refused under
+    another."""
+    value_ridge: float = 0.2
+    """Ridge of that fit, in trajectories (``ridge.Sums.fit``)."""
+    value_half_life: float = 64.0
+    """Trajectories after which one weighs half in that fit."""
     observation_values: bool = False
     """Credit is also given values read at the observation tokens between actions, where nothing teaches them anything. One more forward pass."""
     value_pretraining: bool = True
@@ -153,6 +158,8 @@ class Recipe:
             "epsilon_high",
             "policy_learning_rate",
             "value_learning_rate",
+            "value_ridge",
+            "value_half_life",
             "batch_size",
             "lambda_alpha",
             "gradient_clip",
@@ -181,6 +188,8 @@ class Recipe:
             raise ValueError(f"gamma must be in (0, 1], not {self.gamma}")
         if self.observation_values and not self.uses_values:
             raise ValueError("observation_values needs uses_values")
+        if self.observation_values and self.value_adapter == "none":
+            raise ValueError("observation_values needs a value_adapter: what is pooled is read at action tokens alone")
         for field_name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, field_name) < 1:
                 raise ValueError(f"{field_name} must be in [0, 1), not {getattr(self, field_name)}")

@@ -164,7 +164,7 @@ def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path, value_adapter: str
         "policy_minibatches": 2,
         "weigh": decoupled_weights,
         "proximal_ratio_high": 5.0,
-        "observation_values": True,
+        "observation_values": value_adapter != "none",
         "anchor_coefficient": 0.1,
         "policy_learning_rate": 1e-3,
     }

@@ -34,6 +34,8 @@ OURS = {"gamma": 1.0, "lambda_alpha": 1.5, "gradient_clip": 1.0, "adam_beta1": 0
     "policy_minibatches": 1,
     "sample_mean": False,
     "value_adapter": "mlp",
+    "value_ridge": 0.2,
+    "value_half_life": 64.0,
     "observation_values": False,
     "value_pretraining": True,
     "proximal_ratio_low": 0.0,

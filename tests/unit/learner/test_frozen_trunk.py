@@ -1,19 +1,22 @@
-"""A value model that is a head on the frozen base's states: what it learns, and that the base is asked once for all who read it."""
+"""A value model that is linear in the frozen base's states: what it sees, what it learns, and that the base is asked once for all who read it."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_learner import Bench, make_bench, moved
 
-from online_sao.algorithm.recipes import calibrated_critic_advantages
+from online_sao.algorithm.recipes import calibrated_critic_advantages, critic_advantages
 from online_sao.learner import base_states
 from online_sao.learner.learner import UpdateCancelledError
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.threads import Threads
+from online_sao.models import pooled
+from online_sao.models.backbone import BaseViews
 
 
 def a_bench(**numbers: Any) -> Bench:
@@ -33,34 +36,108 @@ def passes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     return made
 
 
-def test_a_value_is_the_head_of_the_bases_state() -> None:
-    bench = a_bench(value_updates=3)
-    bench.learner.update(bench.batch())
-    (row,) = bench.batch(first_id=20).microbatches
-    inputs = (row.input_ids, row.position_ids, row.segment_ids)
-    weight, bias = bench.value()["value_head.weight"], bench.value()["value_head.bias"]
-    with torch.no_grad():
-        by_hand = bench.learner._backbone.hidden(None, *inputs)[row.state_positions] @ weight[0] + bias
-        assert float(by_hand.abs().max()) > 0
-        torch.testing.assert_close(bench.learner.value.values(*inputs, row.state_positions), by_hand, atol=1e-6, rtol=0)
+def remembered(bench: Bench) -> dict[str, torch.Tensor]:
+    return {name: part.clone() for name, part in bench.learner.value.parameters().items()}
 
 
-def test_its_updates_move_the_head_alone_and_fit_the_targets() -> None:
-    bench = a_bench(value_updates=50, value_learning_rate=3e-2)
-    assert set(bench.value()) == {"value_head.weight", "value_head.bias"}
+def test_a_feature_is_the_last_state_or_a_mean_over_the_answer_so_far() -> None:
+    """By hand, of a trajectory that stands in a row with others: the prompt's own states are in no mean, and no token is in its own features."""
+    bench = a_bench()
+    batch = bench.batch(max_tokens=200)
+    assert len(batch.microbatches) == 1
+    features = bench.learner._value_trainer._features(batch, lambda: None)
+    for trajectory, found in zip(batch.trajectories, features, strict=True):
+        first = trajectory.loss_mask.index(True)
+        ids = torch.tensor(trajectory.token_ids)
+        with torch.no_grad():
+            alone = bench.learner._backbone.base_views(ids, torch.arange(len(ids)), torch.ones_like(ids))
+        assert len(found) == trajectory.num_action_tokens
+        width = found.shape[1] // 3
+        for place, row in enumerate(found):
+            torch.testing.assert_close(row[:width], alone.final[first + place - 1], atol=1e-5, rtol=0)
+            for part, states in ((row[width : 2 * width], alone.embedded), (row[2 * width :], alone.middle)):
+                expected = states[first : first + place].mean(0) if place else torch.zeros(width)
+                torch.testing.assert_close(part, expected, atol=1e-5, rtol=0)
+
+
+def test_views_are_of_the_base_two_thirds_of_the_way_up() -> None:
+    bench = a_bench()
+    for number in range(2):
+        bench.learner.update(bench.batch(first_id=10 * number))  # a policy that has moved is not what is seen
+    ids = torch.tensor(bench.sample(0).token_ids)
+    backbone = bench.learner._backbone
+    views = backbone.base_views(ids, torch.arange(len(ids)), torch.ones_like(ids))
+    with torch.no_grad(), backbone.under(None):
+        output = backbone._causal_model.base_model(input_ids=ids[None], output_hidden_states=True, use_cache=False)
+    torch.testing.assert_close(views.embedded, output.hidden_states[0][0])
+    torch.testing.assert_close(views.middle, output.hidden_states[1][0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(views.final, output.last_hidden_state[0], atol=1e-5, rtol=0)
+
+
+def test_a_wide_model_is_seen_through_projections_that_are_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "MOST_FEATURES", 24)
+    one, other = (pooled.Pooled(16) for _ in range(2))
+    views = BaseViews(*(torch.randn(5, 16, generator=torch.Generator().manual_seed(number)) for number in range(3)))
+    assert one.size == 24
+    assert one.of(views).shape == (5, 24)
+    assert torch.equal(one.of(views), other.of(views))
+    assert pooled.Pooled(8)._projections == ()
+
+
+def test_an_update_moves_no_weight_but_the_policys_and_fits_what_it_met() -> None:
+    bench = a_bench(value_ridge=1e-3)
     frozen = {name: weight.detach().clone() for name, weight in bench.learner._backbone.module.named_parameters()}
     batch = bench.batch()
     rows = tuple(dataclasses.replace(row, behavior_logprobs=row.behavior_logprobs + 1e3) for row in batch.microbatches)
     masked = dataclasses.replace(batch, microbatches=rows)
-    first, second = (bench.learner.update(masked).metrics["value/loss"] for _ in range(2))
-    assert second < 0.5 * first
+    first, second = (bench.learner.update(masked).metrics for _ in range(2))
+    assert first["value/mean"] == 0.0
+    assert second["value/loss"] < 0.05 * first["value/loss"]
+    assert first["value/updates"] == 1
     for name, weight in bench.learner._backbone.module.named_parameters():
         assert torch.equal(weight, frozen[name]), name
 
 
+def test_its_credit_looks_at_values_from_before_or_after_as_the_recipe_says() -> None:
+    means = {}
+    for fresh in (False, True):
+        seen: list[Any] = []
+
+        def spy(recipe: Any, trajectories: Any, history: Any, seen: list[Any] = seen) -> Any:
+            seen.append([trajectory.values for trajectory in trajectories])
+            return critic_advantages(recipe, trajectories, history)
+
+        bench = a_bench(fresh_values=fresh, credit=spy)
+        bench.learner.update(bench.batch())
+        means[fresh] = float(torch.cat(seen[0]).abs().mean())
+    assert means[False] == 0.0 < means[True]
+
+
+def test_older_trajectories_weigh_less_by_the_recipes_half_life() -> None:
+    bench = a_bench(value_half_life=4.0)
+    for number in range(2):
+        bench.learner.update(bench.batch(first_id=10 * number))
+    count = len(bench.batch().trajectories)
+    assert float(remembered(bench)["weight"]) == pytest.approx(count * (1 + 0.5 ** (count / 4.0)))
+
+
+def test_it_goes_on_exactly_from_a_saved_state(tmp_path: Path) -> None:
+    bench, other = a_bench(), a_bench()
+    bench.learner.update(bench.batch())
+    bench.learner.save(tmp_path)
+    other.learner.load(tmp_path)
+    ends = []
+    for each in (bench, other):
+        each.learner.update(each.batch(first_id=20))
+        ends.append(each.policy() | remembered(each))
+    assert not moved(*ends)
+    bench.learner.reset()
+    assert not any(part.any() for part in remembered(bench).values())
+
+
 @pytest.mark.parametrize("ranks", [Ranks(), Threads(2)])
 def test_an_update_asks_the_base_once_a_microbatch_and_keeps_nothing(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = a_bench(ranks=ranks, fresh_values=True, value_updates=3)
+    bench = a_bench(ranks=ranks, fresh_values=True)
     made = passes(bench, monkeypatch)
     batch = bench.batch(max_tokens=12)
     made.clear()
@@ -68,36 +145,38 @@ def test_an_update_asks_the_base_once_a_microbatch_and_keeps_nothing(ranks: Rank
     count = len(batch.microbatches)
     assert count > 2
     assert sorted(made, key=str) == [None] * count + ["policy"] * count
-    assert not bench.learner._base._states
+    assert not bench.learner._base._known
 
 
-def test_pretraining_asks_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = a_bench()
-    logged = [bench.sample(number, reward=float(number % 3) - 1) for number in range(10)]
-    made = passes(bench, monkeypatch)
-    report = bench.learner.pretrain_value(logged, max_tokens=30, max_epochs=3)
-    once = len(made)
-    made.clear()
-    bench.learner.pretrain_value(logged, max_tokens=30, max_epochs=1)
-    assert len(made) == once
-    assert report.trained == 8
-    assert not bench.learner._base._states
+def test_pretraining_meets_each_once_and_is_undone_where_it_explains_no_more() -> None:
+    bench = a_bench(value_half_life=1.0)
+    teachable = [bench.sample(number % 3, reward=float(number % 3) - 1) for number in range(40)]
+    report = bench.learner.pretrain_value(teachable, max_tokens=30)
+    assert (report.trained, report.held_out, report.epochs) == (32, 8, 1)
+    assert report.explained_variance_after > 0.9
+    assert float(remembered(bench)["weight"]) == pytest.approx(32.0)  # none has aged
+    assert not bench.learner.value_is_untrained
+    before = remembered(bench)
+    misleading = [bench.sample(number % 3, reward=1 - float(number % 3)) for number in range(10)]
+    worse = bench.learner.pretrain_value(misleading[:5] + teachable[5:10], max_tokens=30, seed=3)
+    assert (worse.epochs == 0) == (not moved(before, remembered(bench)))
+    assert not bench.learner._base._known
 
 
 def test_a_cancelled_update_keeps_nothing_either() -> None:
     bench, answers = a_bench(), iter([False] * 5 + [True])
     with pytest.raises(UpdateCancelledError):
         bench.learner.update(bench.batch(max_tokens=12), cancelled=lambda: next(answers))
-    assert not bench.learner._base._states
+    assert not bench.learner._base._known
 
 
-@pytest.mark.parametrize("numbers", [{}, {"observation_values": True}, {"credit": calibrated_critic_advantages, "fresh_values": False}])
+@pytest.mark.parametrize("numbers", [{}, {"credit": calibrated_critic_advantages, "fresh_values": False}])
 def test_what_there_is_no_room_for_is_computed_again_to_the_same_end(numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def end() -> dict[str, torch.Tensor]:
         bench = a_bench(**numbers)
         for first in (0, 20):
             bench.learner.update(bench.conversations(first_id=first))
-        return bench.policy() | bench.value()
+        return bench.policy() | remembered(bench)
 
     kept = end()
     monkeypatch.setattr(base_states, "MOST_KEPT_BYTES", 0)

@@ -122,7 +122,7 @@ def test_unfrozen_attention_is_trained_and_only_there() -> None:
     assert all(not torch.equal(before[name], after[name]) for name in before if "self_attn" in name)
 
 
-KINDS = {"sao": "attention frozen", "sao-unfrozen-attention": "attention trained", "sao-frozen-trunk": "head alone"}
+KINDS = {"sao": "attention frozen", "sao-unfrozen-attention": "attention trained", "sao-frozen-trunk": "linear in the base's states"}
 
 
 @pytest.mark.parametrize(("saved", "loading"), list(itertools.permutations(KINDS, 2)))
