@@ -104,6 +104,8 @@ class LearningSettings(Group):
     """How much stronger the anchor gets for every unit of reward (its range is 2) that was lost lately."""
     anchor_reach: float | None = Field(None, gt=0)
     """Part of the farthest KL to the base of late from which anchor_gain acts in full; nearer to the base it fades with the square."""
+    lambda_alpha: float | None = Field(None, gt=0)
+    """How far credit reaches back, in lengths of the answer: λ = 1 − 1/(lambda_alpha · its action tokens). Large: every token gets all of it."""
     least_step: float | None = Field(None, gt=0, le=1)
     """Part of the policy's learning rate that is left while every answer is a full success. 1: every step is a full one."""
     max_policy_lag: int | None = Field(None, ge=0)
