@@ -1,6 +1,8 @@
 """Settings every test process needs before torch is imported."""
 
 import os
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -18,3 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="transformers",
         help="which engine the contract's tests start; pool: two replicas of the embedded one",
     )
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """The commands set variables for the processes they start, --config among them; run in a test's own process they would be the next test's too."""
+    with mock.patch.dict(os.environ):
+        yield
