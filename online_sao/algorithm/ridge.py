@@ -6,9 +6,10 @@ With ω_i = 2^(−age of trajectory i / half-life), x_it the features and G_it t
 
     Σ_i ω_i / l_i Σ_t (G_it − c − w·x_it)²  +  ridge · d · Σ_j (s_j · w_j)²
 
-over w[d] and c, where s_j is the standard deviation of feature j under the same weights: features count alike, whatever their scale, and ``ridge`` is
-in trajectories of evidence for features of which each explains its d-th part. This is recursive least squares with a forgetting factor (Haykin,
-Adaptive Filter Theory, ch. 10), kept as sums instead of an inverse: nothing is lost to rounding, and the ridge does not fade.
+over w[d] and c, where s_j is the standard deviation of feature j under the same weights, so that features count alike; but for those that vary less
+than a hundredth as much as all do on average, which count less. ``ridge`` is in trajectories of evidence. This is recursive least squares with a
+forgetting factor (Haykin, Adaptive Filter Theory, ch. 10), kept as sums instead of an inverse: nothing is lost to rounding, and the ridge does not
+fade.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 LEAST_VARIANCE = 1e-4
-"""Of a feature, as part of the mean of all variances: one that hardly moves is not blown up."""
+"""Added to the variance of every feature, as part of the mean of all: one that hardly moves is not blown up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,11 @@ class LearningSettings(Group):
     """AdamW learning rate of the value model's adapter and head."""
     value_updates: int | None = Field(None, ge=0)
     """K: value updates before each policy update."""
+    value_ridge: float | None = Field(None, gt=0)
+    """Of a value model fitted in closed form (sao-frozen-trunk): its ridge, in trajectories. Such a one has no learning rate and no number of
+    updates."""
+    value_half_life: float | None = Field(None, gt=0)
+    """Trajectories after which one weighs half in that fit."""
     value_warmup_updates: int | None = Field(None, ge=0)
     """Value-only updates on the first batch, before the policy first moves."""
     value_pretraining_min_scores: int = Field(64, ge=0)

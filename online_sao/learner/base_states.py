@@ -28,6 +28,7 @@ class BaseStates:
         self._keep = views and keep
         self._known: dict[int, tuple[PackedMicrobatch, BaseViews]] = {}
         self._bytes = 0
+        self._inside = False
 
     @torch.no_grad()
     def of(self, microbatch: PackedMicrobatch) -> Tensor:
@@ -43,7 +44,7 @@ class BaseStates:
         if known is not None:
             return known[1]
         views = self._backbone.base_views(*_inputs(microbatch, self._backbone))
-        if self._keep and self._bytes + views.nbytes <= MOST_KEPT_BYTES:
+        if self._keep and self._inside and self._bytes + views.nbytes <= MOST_KEPT_BYTES:
             self._known[id(microbatch)] = (microbatch, views)  # the microbatch too: another one could be given its id otherwise
             self._bytes += views.nbytes
         return views
@@ -51,9 +52,11 @@ class BaseStates:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Around the work on a batch; nothing is kept beyond it."""
+        self._inside = True
         try:
             yield
         finally:
+            self._inside = False
             self._known.clear()
             self._bytes = 0
 

@@ -189,16 +189,15 @@ class Learner:
         before = self.snapshot()
         self.ranks.lead("_pretrain_as_told", trajectories, max_tokens, max_epochs, seed, state=lambda: before)
         try:
-            with self._base.kept():
-                report, records = self._value_trainer.pretrain(
-                    trajectories,
-                    recipe=self.recipe,
-                    max_tokens=max_tokens,
-                    max_epochs=max_epochs,
-                    seed=seed,
-                    check=check,
-                    progress=progress,
-                )
+            report, records = self._value_trainer.pretrain(
+                trajectories,
+                recipe=self.recipe,
+                max_tokens=max_tokens,
+                max_epochs=max_epochs,
+                seed=seed,
+                check=check,
+                progress=progress,
+            )
         except BaseException:
             self.restore(before)
             raise
@@ -245,7 +244,7 @@ class Learner:
         before = self.snapshot()
         fresh = self._initial
         if value_from is not None:
-            saved = learner_state.read(value_from, self.identity)
+            saved = learner_state.read(value_from, self.identity, self.value.parameters())
             fresh = replace(fresh, value=saved.value, window=saved.window, updates=saved.updates)
         try:
             self.restore(fresh)
@@ -300,9 +299,9 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Raises ConfigurationError if what is saved there belongs to another base model, rank, or kind of value model."""
-        self.restore(learner_state.read(folder, self.identity))
+        self.restore(learner_state.read(folder, self.identity, self.value.parameters()))
 
     def load_value(self, folder: Path) -> None:
         """The value model, its optimiser and its window of a saved state; the policy stays. Raises ConfigurationError as ``load``."""
-        saved = learner_state.read(folder, self.identity)
+        saved = learner_state.read(folder, self.identity, self.value.parameters())
         self.restore(replace(self.snapshot(), value=saved.value, value_optimizer=saved.value_optimizer, window=saved.window))

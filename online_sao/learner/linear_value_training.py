@@ -1,7 +1,7 @@
 """A value model that is linear in the base's states, and how it is trained and read: each trajectory is met once, and the fit of all is the best.
 
 Value targets are the λ = 1 returns, as of ``ValueTrainer``, whose interface this is. There is no gradient, and no number of updates: K and the
-recipe's value learning rate say nothing here. Moves no policy weight.
+recipe's value learning rate and warm-up say nothing here. Moves no policy weight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from online_sao.algorithm.recipes import Recipe
 from online_sao.algorithm.ridge import Sums
 from online_sao.experience.batching import TrainBatch, pack
 from online_sao.learner.base_states import BaseStates
-from online_sao.learner.layout import by_microbatch, by_trajectory
+from online_sao.learner.layout import by_microbatch, by_trajectory, chain_mask, chain_positions
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
 from online_sao.learner.state import ValueRecord
@@ -66,6 +66,8 @@ class LinearValueTrainer:
         started = time.perf_counter()
         features = self._features(batch, check)
         before = self._model.values(features, recipe.value_ridge)
+        if not all(bool(torch.isfinite(values).all()) for values in before):
+            return ValuePass(values_before=by_microbatch(batch, before), problem="the value model's states or its fit are not finite"), before
         self._model.learn(features, returns, recipe.value_half_life)
         values = self._model.values(features, recipe.value_ridge) if recipe.fresh_values else before
         loss = float(value_loss(torch.cat(before), torch.cat(list(returns)), batch.num_action_tokens))
@@ -108,8 +110,12 @@ class LinearValueTrainer:
         def seen(number: int) -> Tensor:
             microbatch = batch.microbatches[number]
             views = self._base.views(microbatch)
-            _, counts = torch.unique_consecutive(microbatch.trajectory_index, return_counts=True)
-            parts = torch.split(microbatch.state_positions.to(views.final.device), counts.tolist())
-            return torch.cat([self._model.features.of(views.at(positions)) for positions in parts])
+            found = []
+            for index, positions in zip(*chain_positions(batch, microbatch), strict=True):
+                actions = chain_mask(batch.trajectories[index])
+                # Before the chain's first token stands the prompt, before each other the one before it in the chain.
+                own = torch.cat([torch.zeros_like(actions[:1]), actions[:-1]])
+                found.append(self._model.features.of(views.at(positions.to(views.final.device)), own)[actions])
+            return torch.cat(found)
 
         return by_trajectory(batch, self._ranks.each(len(batch.microbatches), seen, check))

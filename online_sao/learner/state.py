@@ -118,13 +118,20 @@ def write(state: LearnerState, identity: LearnerIdentity, folder: Path) -> None:
     (folder / IDENTITY_FILE).write_text(json.dumps(asdict(identity), indent=1), encoding="utf-8")
 
 
-def read(folder: Path, identity: LearnerIdentity) -> LearnerState:
-    """Raises ConfigurationError if the folder belongs to another base model, rank, or kind of value model."""
+def read(folder: Path, identity: LearnerIdentity, value: Mapping[str, Tensor]) -> LearnerState:
+    """Raises ConfigurationError if the folder belongs to another base model, rank, or kind of value model: one that is not made of what ``value``
+    is."""
     identity.require_same(LearnerIdentity.read(folder), folder)
+    saved = load_file(folder / VALUE_FILE)
+    if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in value.items()}:
+        raise ConfigurationError(
+            f"The value model of the checkpoint in {folder} is of another release, and this one's is made of other parts. Set learning.recipe to one "
+            "with another value model, or start again with an empty storage.data_dir (what was learned there is not carried over)."
+        )
     training = torch.load(folder / TRAINING_FILE, weights_only=True, map_location="cpu")
     return LearnerState(
         policy=load_file(folder / POLICY_FILE),
-        value=load_file(folder / VALUE_FILE),
+        value=saved,
         policy_optimizer=training["policy_optimizer"],
         value_optimizer=training["value_optimizer"],
         window=tuple((returns, values) for returns, values in training["window"]),

@@ -27,16 +27,17 @@ class Pooled:
             generator = torch.Generator().manual_seed(0)
             self._projections = tuple(torch.randn(hidden_size, self._width, generator=generator) / self._width**0.5 for _ in range(3))
 
-    def of(self, views: BaseViews) -> Tensor:
-        """[l, size] float32 in main memory, of one trajectory's l action tokens; ``views``: of the tokens whose states produce them, in order. The
-        first of these belongs to the prompt and is no part of a mean."""
-        parts = [views.final.float(), _mean_so_far(views.embedded), _mean_so_far(views.middle)]
+    def of(self, views: BaseViews, own: Tensor) -> Tensor:
+        """[c, size] float32 in main memory, of c tokens of one trajectory; ``views``: of the tokens before each of them, whose states produce them,
+        in order. ``own`` [c] bool: which of those before are the answer's, and not the prompt's or an observation's."""
+        own = own.to(views.final.device)
+        parts = [views.final.float(), _mean_so_far(views.embedded, own), _mean_so_far(views.middle, own)]
         if self._projections:
             parts = [part @ projection.to(part.device) for part, projection in zip(parts, self._projections, strict=True)]
         return torch.cat(parts, dim=1).cpu()
 
 
-def _mean_so_far(states: Tensor) -> Tensor:
-    """Row t: the mean of rows 1 to t; 0 where t = 0."""
-    later = states.float().cumsum(0) - states[:1].float()
-    return later / torch.arange(len(states), device=states.device).clamp(min=1).unsqueeze(1)
+def _mean_so_far(states: Tensor, own: Tensor) -> Tensor:
+    """Row t: the mean of those of rows 0 to t that are ``own``; 0 where none is."""
+    total = torch.where(own.unsqueeze(1), states.float(), 0.0).cumsum(0)
+    return total / own.cumsum(0).clamp(min=1).unsqueeze(1)

@@ -56,6 +56,8 @@ class BundledWorld:
         self._max_tokens = max_tokens
         self._renderer = Renderer.from_model(path)
         self._model = load_model(path).requires_grad_(False)
+        # What a model ships (a repetition penalty, say) would be sampled with, and would not be in the logprobs.
+        self._model.generation_config = GenerationConfig()
         self._weights = MergedWeights(self._model)
 
     @property

@@ -25,14 +25,18 @@ from typing import Any
 from online_sao.benchmarks import trl_grpo
 from online_sao.benchmarks.adaptation_lab import kto
 from online_sao.benchmarks.adaptation_lab.answers import SCALES
+from online_sao.benchmarks.adaptation_lab.bundled import find
 from online_sao.benchmarks.adaptation_lab.options import TINY, BundledOptions, LabOptions, RunOptions
 from online_sao.benchmarks.adaptation_lab.report import write_report
 from online_sao.benchmarks.adaptation_lab.stream import NAMES, POPULATIONS
 from online_sao.benchmarks.adaptation_lab.summary import summarise
 from online_sao.benchmarks.adaptation_lab.training import interactions_of, run
 from online_sao.benchmarks.tiny_policy.lab import Lab
+from online_sao.errors import ConfigurationError
 from online_sao.simulation.plan import POPULATIONS as CHAT_POPULATIONS
 
+SPELT = {"warm_start": "warm-start-steps", "anchor_only": "no-anchor-only"}
+"""Options whose flag has another name."""
 RECIPES = ("sao", "sao/paper", "running-mean", "ema", "batch-mean")
 
 
@@ -120,6 +124,11 @@ def _plan(arguments: argparse.Namespace) -> list[LabOptions]:
     tiny = arguments.model == TINY
     kind: type[RunOptions | BundledOptions] = RunOptions if tiny else BundledOptions
     shared = _given(arguments, kind)
+    if not tiny:
+        try:
+            find(arguments.model)
+        except ConfigurationError as error:
+            raise ValueError(f"--model: {error.message}") from None
     every = itertools.product(
         arguments.seeds,
         arguments.populations or (POPULATIONS if tiny else CHAT_POPULATIONS),
@@ -140,7 +149,8 @@ def _given(arguments: argparse.Namespace, kind: type[RunOptions | BundledOptions
     if arguments.warm_start_steps is not None:
         given["warm_start"] = replace(RunOptions(recipe="sao", population="uniform", seed=0).warm_start, max_steps=arguments.warm_start_steps)
     if strange := sorted(given.keys() - own):
-        raise ValueError(f"--model {arguments.model} has no {', '.join('--' + name.replace('_', '-') for name in strange)}")
+        flags = (SPELT.get(name, name.replace("_", "-")) for name in strange)
+        raise ValueError(f"--model {arguments.model} has no {', '.join('--' + flag for flag in flags)}")
     return given | ({"model": arguments.model} if "model" in own else {})
 
 

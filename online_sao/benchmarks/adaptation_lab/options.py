@@ -122,7 +122,7 @@ class RunOptions(LabOptions):
     warm_start: WarmStart = field(default_factory=lambda: CooledWarmStart(goal=1.0, max_steps=400))
 
     def __post_init__(self) -> None:
-        for name in ("phase_interactions", "kto_every", "kto_epochs"):
+        for name in ("batch_size", "phase_interactions", "kto_every", "kto_epochs"):
             _at_least_one(self, name)
         for name in ("phase_interactions", "kto_every"):
             if getattr(self, name) % self.batch_size:
@@ -159,11 +159,14 @@ class BundledOptions(LabOptions):
     anchor_only: bool = True
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "max_tokens")
+        for name in ("batch_size", "max_tokens"):
+            _at_least_one(self, name)
         if self.population == "raters":
             raise ValueError(f"the population raters is the tiny model's alone; a chat model has {' and '.join(plan.POPULATIONS)}")
         if self.is_kto:
             raise ValueError("the recipe kto is run with the tiny model alone")
+        if len(self.phases) < 2:
+            raise ValueError("--schedule: name two preferences at least, one after the other: what is measured is what happens at a shift")
         for phase in self.phases:
             if phase.interactions % self.batch_size:
                 raise ValueError(f"--schedule: {phase.name}:{phase.interactions} must be a multiple of the batch of {self.batch_size}")

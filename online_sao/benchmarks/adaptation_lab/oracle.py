@@ -36,7 +36,8 @@ class OracleStudent(RecipeStudent):
 
     def learn(self, trajectories: Sequence[Trajectory], instances: Sequence[Instance]) -> Lesson:
         asked = [instance for instance in instances for _ in range(ANSWERS_EACH)]
-        rewards = [found.reward for found in self._world.rollout(asked, self.adapters, max(self.adapters), self._generator)]
+        parts = (asked[start : start + self._world.at_once] for start in range(0, len(asked), self._world.at_once))
+        rewards = [found.reward for part in parts for found in self._world.rollout(part, self.adapters, max(self.adapters), self._generator)]
         self._expected = [statistics.fmean(rewards[start : start + ANSWERS_EACH]) for start in range(0, len(rewards), ANSWERS_EACH)]
         return super().learn(trajectories, instances)
 

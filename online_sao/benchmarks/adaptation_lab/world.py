@@ -20,7 +20,7 @@ from online_sao.types import Trajectory
 class World(Protocol):
     @property
     def at_once(self) -> int:
-        """Answers of the frozen control in one batch."""
+        """Most answers in one batch, where their number is free."""
         ...
 
     @property

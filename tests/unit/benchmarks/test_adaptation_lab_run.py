@@ -123,6 +123,7 @@ def test_what_answers_is_as_far_behind_as_asked_for(base, lag):
         ({"recipe": "grpo"}, "every prompt is answered once"),
         ({"phase_interactions": 20}, "multiple of the batch"),
         ({"kto_every": 12}, "multiple of the batch"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
@@ -135,8 +136,10 @@ def test_what_cannot_be_run_is_said_before_anything_is(wrong, said):
     [
         ({"population": "raters"}, "the tiny model's alone"),
         ({"recipe": "kto"}, "the tiny model alone"),
-        ({"schedule": "plain-words:12"}, "plain-words:12 must be a multiple of the batch of 8"),
+        ({"schedule": "plain-words:12,ornate-words:16"}, "plain-words:12 must be a multiple of the batch of 8"),
         ({"schedule": "nothing:16"}, "nothing"),
+        ({"schedule": "plain-words:16"}, "two preferences at least"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"schedule": "past-tense:16", "population": "mixed"}, "has no opposite"),
         ({"max_tokens": 0}, "at least 1"),
         ({"recipe": "grpo"}, "every prompt is answered once"),
@@ -165,10 +168,16 @@ def test_the_documented_commands_can_be_run_and_kto_only_with_trl(capsys, monkey
     assert sorted((kept / "runs").iterdir()) == sorted(LAB.run_file(kept, run) for run in _arguments(shlex.split(chat)).planned)
     defaults = _arguments(["--model", "bundled", "--seeds", "1", "--max-tokens", "8"]).planned
     assert {(run.population, run.max_tokens) for run in defaults} == {("uniform", 8), ("mixed", 8)}
-    for wrong in (["--model", "bundled", "--kto-every", "8"], ["--schedule", "plain-words:8"]):
+    for wrong, said in (
+        (["--model", "bundled", "--kto-every", "8"], "has no --kto-every"),
+        (["--model", "bundled", "--warm-start-steps", "8"], "has no --warm-start-steps"),
+        (["--schedule", "plain-words:8,ornate-words:8"], "has no --schedule"),
+        (["--no-anchor-only"], "has no --no-anchor-only"),
+        (["--model", "/nowhere"], "--model: "),
+    ):
         with pytest.raises(SystemExit):
             _arguments(wrong)
-        assert f"has no {wrong[-2]}" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     monkeypatch.setattr(trl_grpo, "available", lambda: False)
     with pytest.raises(SystemExit):
         _arguments(["--recipes", "kto"])

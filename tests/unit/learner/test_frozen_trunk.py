@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_learner import Bench, make_bench, moved
 
 from online_sao.algorithm.recipes import calibrated_critic_advantages, critic_advantages
+from online_sao.errors import ConfigurationError
 from online_sao.learner import base_states
 from online_sao.learner.learner import UpdateCancelledError
 from online_sao.learner.ranks import Ranks
@@ -40,23 +42,25 @@ def remembered(bench: Bench) -> dict[str, torch.Tensor]:
     return {name: part.clone() for name, part in bench.learner.value.parameters().items()}
 
 
-def test_a_feature_is_the_last_state_or_a_mean_over_the_answer_so_far() -> None:
-    """By hand, of a trajectory that stands in a row with others: the prompt's own states are in no mean, and no token is in its own features."""
+@pytest.mark.parametrize("kind", ["batch", "conversations"])
+def test_a_feature_is_the_last_state_or_a_mean_over_the_answer_so_far(kind: str) -> None:
+    """By hand, of trajectories that stand in a row with others: neither the prompt's states nor an observation's are in a mean, and no token is in
+    its own features."""
     bench = a_bench()
-    batch = bench.batch(max_tokens=200)
+    batch = getattr(bench, kind)(max_tokens=200)
     assert len(batch.microbatches) == 1
     features = bench.learner._value_trainer._features(batch, lambda: None)
     for trajectory, found in zip(batch.trajectories, features, strict=True):
-        first = trajectory.loss_mask.index(True)
+        actions = [place for place, action in enumerate(trajectory.loss_mask) if action]
         ids = torch.tensor(trajectory.token_ids)
         with torch.no_grad():
             alone = bench.learner._backbone.base_views(ids, torch.arange(len(ids)), torch.ones_like(ids))
         assert len(found) == trajectory.num_action_tokens
         width = found.shape[1] // 3
-        for place, row in enumerate(found):
-            torch.testing.assert_close(row[:width], alone.final[first + place - 1], atol=1e-5, rtol=0)
+        for number, row in enumerate(found):
+            torch.testing.assert_close(row[:width], alone.final[actions[number] - 1], atol=1e-5, rtol=0)
             for part, states in ((row[width : 2 * width], alone.embedded), (row[2 * width :], alone.middle)):
-                expected = states[first : first + place].mean(0) if place else torch.zeros(width)
+                expected = states[actions[:number]].mean(0) if number else torch.zeros(width)
                 torch.testing.assert_close(part, expected, atol=1e-5, rtol=0)
 
 
@@ -79,9 +83,33 @@ def test_a_wide_model_is_seen_through_projections_that_are_always_the_same(monke
     one, other = (pooled.Pooled(16) for _ in range(2))
     views = BaseViews(*(torch.randn(5, 16, generator=torch.Generator().manual_seed(number)) for number in range(3)))
     assert one.size == 24
-    assert one.of(views).shape == (5, 24)
-    assert torch.equal(one.of(views), other.of(views))
+    own = torch.tensor([False, True, True, False, True])
+    assert one.of(views, own).shape == (5, 24)
+    assert torch.equal(one.of(views, own), other.of(views, own))
     assert pooled.Pooled(8)._projections == ()
+
+
+def test_what_is_not_finite_is_said_and_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = a_bench()
+    bench.learner.update(bench.batch())
+    before = remembered(bench)
+    of = bench.learner.value.features.of
+    monkeypatch.setattr(bench.learner.value.features, "of", lambda views, own: of(views, own) * float("nan"))
+    report = bench.learner.update(bench.batch(first_id=20))
+    assert report.problem == "the value model's states or its fit are not finite"
+    assert not moved(before, remembered(bench))
+
+
+def test_a_state_made_of_other_parts_is_refused_before_anything_is_taken(tmp_path: Path) -> None:
+    bench = a_bench()
+    bench.learner.save(tmp_path)
+    save_file({"value_head.weight": torch.zeros(1, 32), "value_head.bias": torch.zeros(1)}, tmp_path / "value.safetensors")
+    bench.learner.update(bench.batch())
+    before = bench.policy() | remembered(bench)
+    for load in (bench.learner.load, bench.learner.load_value):
+        with pytest.raises(ConfigurationError, match=r"of another release.*Set learning\.recipe"):
+            load(tmp_path)
+    assert not moved(before, bench.policy() | remembered(bench))
 
 
 def test_an_update_moves_no_weight_but_the_policys_and_fits_what_it_met() -> None:
@@ -159,7 +187,8 @@ def test_pretraining_meets_each_once_and_is_undone_where_it_explains_no_more() -
     before = remembered(bench)
     misleading = [bench.sample(number % 3, reward=1 - float(number % 3)) for number in range(10)]
     worse = bench.learner.pretrain_value(misleading[:5] + teachable[5:10], max_tokens=30, seed=3)
-    assert (worse.epochs == 0) == (not moved(before, remembered(bench)))
+    assert worse.epochs == 0
+    assert not moved(before, remembered(bench))
     assert not bench.learner._base._known
 
 
