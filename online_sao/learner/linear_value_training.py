@@ -21,7 +21,7 @@ from online_sao.learner.base_states import BaseStates
 from online_sao.learner.layout import by_microbatch, by_trajectory, chain_mask, chain_positions
 from online_sao.learner.ranks import Ranks
 from online_sao.learner.report import ValuePass
-from online_sao.learner.state import ValueRecord
+from online_sao.learner.state import ValueRecord, assign, copy_tensors
 from online_sao.learner.value_training import Check, PretrainingReport, batch_returns, explained, held_apart, no_values
 from online_sao.models.pooled import Pooled
 from online_sao.types import Trajectory
@@ -41,9 +41,7 @@ class LinearValueModel:
 
     def learn(self, features: Sequence[Tensor], returns: Sequence[Tensor], half_life: float) -> None:
         """From trajectories that came together: [l_i, size] and [l_i] of each."""
-        after = self._sums.after(features, returns, half_life)
-        for name, kept in self.parameters().items():
-            kept.copy_(getattr(after, name))
+        self._sums = self._sums.after(features, returns, half_life)
 
     def values(self, features: Sequence[Tensor], ridge: float) -> list[Tensor]:
         """[l_i] of each."""
@@ -90,7 +88,7 @@ class LinearValueTrainer:
         held_out = pack(aside, max_tokens, self._ranks.at_once)
         returns, features = batch_returns(held_out, recipe.gamma), self._features(held_out, check)
         values_before = self._model.values(features, recipe.value_ridge)
-        kept = {name: part.clone() for name, part in self._model.parameters().items()}
+        untaught = copy_tensors(self._model.parameters())
         starts = range(0, len(training), recipe.batch_size)
         for number, start in enumerate(starts, start=1):
             chunk = pack(training[start : start + recipe.batch_size], max_tokens, self._ranks.at_once)
@@ -98,11 +96,11 @@ class LinearValueTrainer:
             progress(number, len(starts))
         values = self._model.values(features, recipe.value_ridge)
         before, after = explained(returns, values_before), explained(returns, values)
-        if after > before:
-            return PretrainingReport(len(training), len(aside), 1, before, after), list(zip(returns, values, strict=True))
-        for name, part in self._model.parameters().items():
-            part.copy_(kept[name])
-        return PretrainingReport(len(training), len(aside), 0, before, before), list(zip(returns, values_before, strict=True))
+        better = after > before
+        if not better:
+            assign(self._model.parameters(), untaught)
+            values, after = values_before, before
+        return PretrainingReport(len(training), len(aside), int(better), before, after), list(zip(returns, values, strict=True))
 
     def _features(self, batch: TrainBatch, check: Check) -> list[Tensor]:
         """[l_i, size] of every trajectory."""

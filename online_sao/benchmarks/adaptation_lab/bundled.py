@@ -18,6 +18,7 @@ from online_sao.algorithm.recipes import Recipe
 from online_sao.benchmarks.adaptation_lab.answers import Judgement
 from online_sao.benchmarks.adaptation_lab.stream import Phase
 from online_sao.benchmarks.adaptation_lab.world import answer_of
+from online_sao.benchmarks.tiny_policy.sampling import Sampled, completion_of
 from online_sao.benchmarks.tiny_policy.task import Instance
 from online_sao.config import PolicySettings
 from online_sao.experience.rewards import score_to_reward
@@ -27,7 +28,7 @@ from online_sao.learner.learner import Learner
 from online_sao.models.adapter import Adapter, MergedWeights
 from online_sao.models.catalog import load_model, obtain
 from online_sao.simulation.plan import Plan
-from online_sao.types import Completion, Interaction, SamplingParams, Trajectory, VersionSpan
+from online_sao.types import Interaction, SamplingParams, Trajectory
 
 NAMED = "Answer in one of these styles: {}."
 """The system prompt that tells which styles there are, and not which one is wanted."""
@@ -102,26 +103,20 @@ class BundledWorld:
 
     def _trajectory(self, number: int, version: int, instance: Instance, tokens: list[int], logprobs: list[float]) -> Trajectory:
         ends = (place for place, token in enumerate(tokens, start=1) if token in self._renderer.eos_token_ids)
-        length = next(ends, len(tokens))
-        answer = tuple(tokens[:length])
-        completion = Completion(
-            answer,
-            tuple(logprobs[:length]),
-            (VersionSpan(0, length, version),),
-            self._renderer.decode(answer),
-            "stop" if answer[-1] in self._renderer.eos_token_ids else "length",
-        )
+        turn = [Sampled(token, logprob, version) for token, logprob in zip(tokens, logprobs, strict=True)][: next(ends, len(tokens))]
+        completion = completion_of(turn, "stop" if turn[-1].token in self._renderer.eos_token_ids else "length")
         asked = Interaction("answer", 0, instance.prompt, completion, SamplingParams(max_tokens=self._max_tokens))
-        return build_trajectory(number, [asked], [score_to_reward(self._score(instance, completion.text), 0.0, 1.0)])
+        score = self._score(instance, completion.token_ids)
+        return build_trajectory(number, [asked], [score_to_reward(score, 0.0, 1.0)])
 
     def judge(self, instance: Instance, trajectory: Trajectory) -> Judgement:
         """Style alone: no preference of the simulation asks whether an answer is right."""
-        return Judgement(1.0, self._score(instance, self._renderer.decode(answer_of(trajectory))))
+        return Judgement(1.0, self._score(instance, answer_of(trajectory)))
 
-    def _score(self, instance: Instance, text: str) -> float:
+    def _score(self, instance: Instance, answer: tuple[int, ...]) -> float:
         (interaction,) = instance.hidden
         phase = next(phase for phase in self._plan.phases if phase.first <= interaction <= phase.last)
-        return self._plan.ask(interaction).score(phase, text)
+        return self._plan.ask(interaction).score(phase, self._renderer.decode(answer))
 
     def learner(self, recipe: Recipe, *, lora_rank: int, seed: int) -> Learner:
         return Learner.open(self._path, recipe, lora_rank=lora_rank, lora_alpha=2 * lora_rank, seed=seed)

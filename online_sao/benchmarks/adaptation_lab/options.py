@@ -122,12 +122,12 @@ class RunOptions(LabOptions):
     warm_start: WarmStart = field(default_factory=lambda: CooledWarmStart(goal=1.0, max_steps=400))
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "phase_interactions", "kto_every", "kto_epochs"):
+        LabOptions.__post_init__(self)
+        for name in ("phase_interactions", "kto_every", "kto_epochs"):
             _at_least_one(self, name)
         for name in ("phase_interactions", "kto_every"):
             if getattr(self, name) % self.batch_size:
                 raise ValueError(f"{name} must be a multiple of the batch of {self.batch_size}, not {getattr(self, name)}")
-        LabOptions.__post_init__(self)
 
     @property
     def stream(self) -> Stream:
@@ -159,8 +159,8 @@ class BundledOptions(LabOptions):
     anchor_only: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_tokens"):
-            _at_least_one(self, name)
+        LabOptions.__post_init__(self)
+        _at_least_one(self, "max_tokens")
         if self.population == "raters":
             raise ValueError(f"the population raters is the tiny model's alone; a chat model has {' and '.join(plan.POPULATIONS)}")
         if self.is_kto:
@@ -170,7 +170,6 @@ class BundledOptions(LabOptions):
         for phase in self.phases:
             if phase.interactions % self.batch_size:
                 raise ValueError(f"--schedule: {phase.name}:{phase.interactions} must be a multiple of the batch of {self.batch_size}")
-        LabOptions.__post_init__(self)
 
     @property
     def plan(self) -> plan.Plan:

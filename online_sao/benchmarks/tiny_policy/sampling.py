@@ -57,7 +57,7 @@ class _Row:
         return sampled.token
 
     def _end_turn(self, reason: FinishReason) -> None:
-        completion = _completion(self.turn, reason)
+        completion = completion_of(self.turn, reason)
         sampling = SamplingParams(max_tokens=self.task.max_turn_tokens)
         self.interactions.append(Interaction(f"turn-{len(self.turns)}", 0, tuple(self.seen), completion, sampling))
         self.turns.append(completion.token_ids)
@@ -75,7 +75,8 @@ class _Row:
         return replace(built, group_id=group_id)
 
 
-def _completion(turn: Sequence[Sampled], reason: FinishReason) -> Completion:
+def completion_of(turn: Sequence[Sampled], reason: FinishReason) -> Completion:
+    """One turn, without its text."""
     spans, start = [], 0
     for version, run in itertools.groupby(turn, key=lambda sampled: sampled.version):
         end = start + len(list(run))
